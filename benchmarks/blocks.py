@@ -76,7 +76,7 @@ def correct(run):
         values,x,g = [t.to(kinds[kind]) for t in (values, x, g)]
         torch.backends.cuda.matmul.fp32_precision = 'tf32' if kind=='tf32' else 'ieee'
         w = index.dense(values).double()
-        got = block_rows(x, values, None, index.tensors, ''),block_inputs(g, values, index.tensors),block_values(g, x, index.tensors)
+        got = block_rows(x, values, None, index.tensors),block_inputs(g, values, index.tensors),block_values(g, x, index.tensors)
         want = x.double()@w.t(),g.double()@w,index.take(g.double().t()@x.double())
         torch.backends.cuda.matmul.fp32_precision = 'ieee'
         res = [float((a-b).abs().max()/b.abs().max()) for a,b in zip(got, want)]
@@ -101,7 +101,7 @@ def products(run):
             return [run.milliseconds(f) for f in (lambda: x@w.t(), lambda: g@w, lambda: g.t()@x)]
         def blocks(b, sparsity):
             index,values,x,g = layer(run, n_in, n_out, (b,b), sparsity, rows)
-            return [run.milliseconds(f) for f in (lambda: block_rows(x, values, None, index.tensors, ''), lambda: block_inputs(g, values, index.tensors),
+            return [run.milliseconds(f) for f in (lambda: block_rows(x, values, None, index.tensors), lambda: block_inputs(g, values, index.tensors),
                 lambda: block_values(g, x, index.tensors))]
         name = f'{n_in} x {n_out}, {rows} rows'
         known = run('products', f'{name}, dense', dense)
@@ -121,8 +121,8 @@ def few_rows(run):
             def arm(b):
                 index,values,x,_ = layer(run, n_in, n_out, (b,b), .9, rows)
                 w = index.dense(values)
-                block_rows(x, values, None, index.tensors, '')
-                t = [ms(f) for f in (lambda: F.linear(x, w), lambda: block_rows(x, values, None, index.tensors, ''))]
+                block_rows(x, values, None, index.tensors)
+                t = [ms(f) for f in (lambda: F.linear(x, w), lambda: block_rows(x, values, None, index.tensors))]
                 return dict(us=[1e3*o for o in t], faster=t[0]/t[1])
             for b in (16,) if run.smoke else (64,128): run('few rows', f'{n_in} x {n_out}, {rows} rows, blocks of {b}, 0.9', lambda: arm(b))
 

@@ -12,11 +12,11 @@ reference = ['howto/messages', 'howto/names', 'coming_from', 'cli']
 
 # What the sidebar folds, too: the API, and the internals room by room; the last takes every page that nothing else names
 rooms = dict(core='Checks, names and patterns: what has nothing to do with masks', masks='Which weights live: selection, structures, distributions, schedules, scores',
-    weights='One masked parameter: the weight, hooks, optimizers, loads', model='A model and its masks: layers, initialisation, choosing, `sparsify_model`, the summary',
+    weights='One masked parameter: the weight, hooks, optimizers, loads', model='A model and its masks: layers, initialisation, choosing, `sparsify_model`',
     train='Training: method, engine, loop, presets, callback, `fit_sparse`', kernels='Products of live weights, and which of two functions is faster',
-    live='Weights that store live values only: the tensor, its products, when they pay', special='Special structures and starting masks', card='Graphics cards: which blocks pay, and choosing there',
+    live='Weights that store live values only: the tensor, its products, when they pay', special='Special structures, distributions and starting masks', card='Graphics cards: which blocks pay, and choosing there',
     shards='Weights sharded over processes', learned='Masks that are learned', trainers='Hugging Face, Lightning, trackers', save='Files: runs, checkpoints, masks, rules',
-    report='Reports: FLOPs, costs, history, pictures', methods='Methods beyond the usual ones', prune='Pruning at once', cut='Removing channels, heads, experts and layers', deploy='Export, and search', compat="Other libraries' words",
+    report='Reports: the summary, FLOPs, costs, history, pictures', methods='Methods beyond the usual ones', prune='Pruning at once', cut='Removing channels, heads, experts and layers', deploy='Export, and search', compat="Other libraries' words",
     circuits='Circuits: weight-sparse transformers, and the few nodes that do a task', more='Data and networks of the examples')
 folds = {'api/index': ['api/*']} | {f'internals/{o}': [f'{o}.*'] for o in rooms} | {'internals/more': ['*']}
 

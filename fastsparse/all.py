@@ -5,14 +5,14 @@ from .masks.schedules import Interval,Schedule,CubicSchedule,FreqSchedule
 from .masks.structures import NM,FanIn,Block,as_structure
 from .masks.scores import random_score,weight_magnitude,gradient_magnitude,gradient_momentum,gradient_saliency
 from .masks.scores import MeanGradient,fisher_saliency,SampledGradient,momentum_redistribution,gradient_redistribution
-from .masks.distributions import uniform_sparsity,first_layer_dense_uniform,erdos_renyi_sparsity,layers_dense,global_sparsity
-from .masks.distributions import balanced_flops_sparsity,given_sparsity
+from .masks.distributions import uniform_sparsity,first_layer_dense_uniform,erdos_renyi_sparsity
+from .special.distributions import layers_dense,global_sparsity,balanced_flops_sparsity,given_sparsity
 from .weights.find import sparse_params,apply_masks
 from .model.layers import register_layer
 from .model.init import init_kaiming_normal_sparse_
 from .model.choose import is_sparseable_module,sparseable_modules
 from .model.sparsify import sparsify_model,unsparsify,sparsify_parameter
-from .model.summary import sparse_summary
+from .report.summary import sparse_summary
 from .model.sparsify import unsparsify_parameter
 from .cut.groups import channel_groups
 from .live.compute import sparse_compute,store_dense

@@ -117,7 +117,9 @@ def summary_rows(
         if mask is not None: live = int(mask.sum())
         rows.append((k, ' x '.join(map(str, v.shape)), n, live, 1-live/n if n else 0., n_zeros))
     def total(i): return sum(o[i] for o in rows)
-    n,live,n_zeros = total(2),total(3),total(5)
+    n = total(2)
+    live = total(3)
+    n_zeros = total(5)
     return rows+[('all', '', n, live, 1-live/n if n else 0., n_zeros)]
 
 # %% ../nbs/990_cli.ipynb #ee8acf33
@@ -220,7 +222,7 @@ def prune(
 @call_parse
 def export(
     file:str, # File of a whole sparse model
-    format:str='auto', # auto, dense, shrunk, live, block, 2:4, safetensors, onnx or mnn
+    format:str='auto', # auto, dense, shrunk, live, 2:4, safetensors, onnx or mnn
     out:str=None, # File to write; without it the model is only measured
     sample:str=None, # File of a batch of inputs, a tensor that torch.save wrote; only safetensors needs none
     int8:bool=False, # Write an ONNX file in 8 bits, with ranges from the sample, or one for MNN with weights in 8 bits
@@ -282,7 +284,8 @@ def main(
 ):
     "The command `fastsparse`"
     argv = sys.argv[1:] if argv is None else list(argv)
-    debug,argv = '--debug' in argv,[o for o in argv if o!='--debug']
+    debug = '--debug' in argv
+    argv = [o for o in argv if o!='--debug']
     name,*args = argv or ['--help']
     if name in ('-h','--help'): return print(help_text())
     if name=='--version':

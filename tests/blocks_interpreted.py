@@ -21,19 +21,18 @@ def layer(block, R=3, C=4, rows=40, density=.4, dtype=torch.float, seed=0):
     values = rand(index.n, *block)/4
     return index,rand(rows, C*block[1]),values,rand(R*block[0]),rand(rows, R*block[0]),index.dense(values)
 
-def wanted(x, w, bias, g, activation=None):
+def wanted(x, w, bias, g):
     "Outputs and gradients of `x`, the weight and the bias in float64"
     x,w,bias = [t.detach().double().requires_grad_() for t in (x, w, bias)]
     y = F.linear(x, w, bias)
-    if activation: y = getattr(F, activation)(y)
     return y.detach(),*torch.autograd.grad(y, (x,w,bias), g.double())
 
-def check(index, x, values, bias, g, w, activation=None):
+def check(index, x, values, bias, g, w):
     "Outputs and gradients of a layer are those of float64"
     x,values,bias = [t.detach().requires_grad_() for t in (x, values, bias)]
-    y = block_linear(x, values, index, bias, activation)
+    y = block_linear(x, values, index, bias)
     got = y.detach(),*torch.autograd.grad(y, (x,values,bias), g)
-    want = wanted(x, w, bias, g, activation)
+    want = wanted(x, w, bias, g)
     for a,b in zip(got, (*want[:2],index.take(want[2]),want[3])):
         torch.testing.assert_close(a.double(), b, **close[x.dtype], equal_nan=True)
         assert a.dtype==x.dtype
@@ -43,8 +42,7 @@ def test_sides_of_blocks(block): check(*layer(block, R=3, C=3))
 
 # Triton's interpreter multiplies bfloat16 as if it were integers
 @pytest.mark.parametrize('dtype', [torch.half, torch.bfloat16] if device.type=='cuda' else [torch.half])
-@pytest.mark.parametrize('activation', [None, 'relu', 'gelu'])
-def test_dtypes_and_activations(dtype, activation): check(*layer((32,32), dtype=dtype), activation)
+def test_dtypes(dtype): check(*layer((32,32), dtype=dtype))
 
 @pytest.mark.parametrize('rows', [1, 15, 16, 17, 300])
 def test_any_number_of_rows(rows): check(*layer((32,16), rows=rows))
@@ -80,8 +78,8 @@ def test_every_tile_gives_the_product(kind, block):
     rows,cols,ptr,tptr,tidx,tat,_ = index.tensors
     tiles = {str(t):t for n in (16,64,256,8192) for t in kernels._tiles(kind, block, x.dtype, n)}
     for tile in tiles.values():
-        if kind=='rows': got = kernels._products(x, values, None, '', ptr, cols, None, tile)
-        elif kind=='inputs': got = kernels._products(g, values, None, '', tptr, tidx, tat, tile)
+        if kind=='rows': got = kernels._products(x, values, None, ptr, cols, None, tile)
+        elif kind=='inputs': got = kernels._products(g, values, None, tptr, tidx, tat, tile)
         else: got = kernels._live_blocks(g, x, index.tensors, block, tile)
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-3)
 
@@ -89,12 +87,12 @@ def test_sums_in_parts_have_one_order(monkeypatch):
     "A walk that several programs share gives the product, and the same bits again"
     monkeypatch.setattr(kernels, '_programs', lambda device: 400)
     index,x,values,bias,g,w = layer((16,16), 2, 24, rows=30, density=.9)
-    check(index, x, values, bias, g, w, 'relu')
+    check(index, x, values, bias, g, w)
     rows = [t.repeat(20, 1) for t in (g, x)]
     first,again = [kernels._live_blocks(*rows, index.tensors, (16,16)) for _ in range(2)]
     assert torch.equal(first, again)
     torch.testing.assert_close(first, index.take(rows[0].t()@rows[1]), rtol=1e-4, atol=1e-2)
-    assert torch.equal(*[block_rows(x, values, bias, index.tensors, 'gelu') for _ in range(2)])
+    assert torch.equal(*[block_rows(x, values, bias, index.tensors) for _ in range(2)])
 
 def test_views_of_other_tensors():
     "Rows apart in memory, columns apart, and one row repeated"
@@ -114,7 +112,7 @@ def test_nan_and_infinity_pass_live_blocks_only(bad):
     index = BlockIndex.of_blocks(live, (16,16))
     x,values = torch.ones(4, 32, device=device),torch.ones(2, 16, 16, device=device)
     x[1,3] = bad
-    y = block_linear(x, values, index, activation='relu')
+    y = block_linear(x, values, index)
     assert (~y[1,:16].isfinite()).all() and y[1,16:].isfinite().all() and y[[0,2,3]].isfinite().all()
     g = torch.ones(4, 32, device=device)
     g[2,20] = bad
@@ -143,7 +141,7 @@ def test_compiled_without_a_break():
     "The whole function is one graph, and gives what eager gives"
     index,x,values,bias,g,w = layer((16,16), rows=8)
     x,values,bias = [t.requires_grad_() for t in (x, values, bias)]
-    def net(x): return torch.tanh(block_linear(x.view(2, 4, -1), values, index, bias, 'relu')).sum()
+    def net(x): return torch.tanh(block_linear(x.view(2, 4, -1), values, index, bias)).sum()
     eager = torch.autograd.grad(net(x), (x,values,bias))
     compiled = torch.compile(net, fullgraph=True, backend='aot_eager')
     assert torch.equal(net(x), compiled(x))
@@ -153,7 +151,7 @@ def test_operators_pass_torchs_own_check():
     index,x,values,bias,g,w = layer((16,16), rows=8)
     x,values,g = [t.requires_grad_() for t in (x, values, g)]
     checks = 'test_schema','test_autograd_registration','test_faketensor'
-    for op,args in (block_rows,(x,values,bias,index.tensors,'relu')),(block_inputs,(g,values,index.tensors)),(block_values,(g,x,index.tensors)):
+    for op,args in (block_rows,(x,values,bias,index.tensors)),(block_inputs,(g,values,index.tensors)),(block_values,(g,x,index.tensors)):
         torch.library.opcheck(op.op, args, test_utils=checks)
 
 def test_autocast_casts_as_for_a_dense_layer():

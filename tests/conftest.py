@@ -1,10 +1,10 @@
 """Hypothesis draws the same cases in every run, so that a change is what breaks a test; `FASTSPARSE_EXPLORE=1` draws new ones. Kernels check what they write.
 In a run on many workers, a line tells of each file once its last test is done."""
-import gc,os,pytest
+import gc,guards,os,pytest
 from collections import Counter
 from hypothesis import settings
 
-os.environ.setdefault('FASTSPARSE_CHECK', '1')
+guards.watch()
 settings.register_profile('steady', derandomize=True, deadline=None)
 settings.register_profile('explore', deadline=None)
 settings.load_profile('explore' if os.environ.get('FASTSPARSE_EXPLORE') else 'steady')

@@ -113,8 +113,8 @@ def test_bad_distributions(bad):
 
 @given(counts=st.lists(st.tuples(st.integers(0,50), st.integers(0,50)), min_size=1, max_size=6))
 def test_lifted_counts_keep_the_total_and_meet_their_floors(counts):
-    "Where the floors fit into the total; else nothing changes"
+    "Where the floors fit into the total; else each has its floor, as the round up of a legal sparsity"
     counts,floors = map(list, zip(*counts))
     lifted = lift_counts(counts, floors)
-    if sum(floors)>sum(counts): assert lifted==counts
+    if sum(floors)>sum(counts): assert lifted==floors
     else: assert sum(lifted)==sum(counts) and all(n>=least for n,least in zip(lifted, floors))

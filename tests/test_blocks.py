@@ -82,15 +82,6 @@ def test_first_and_second_derivatives():
     assert torch.autograd.gradgradcheck(lambda g, values: block_inputs(g, values, ix.tensors), (g,values), fast_mode=True)
     assert torch.autograd.gradgradcheck(lambda g, x: block_values(g, x, ix.tensors), (g,x), fast_mode=True)
 
-@pytest.mark.parametrize('activation', ['relu', 'gelu'])
-def test_activations_are_torchs(activation):
-    ix,x,values,bias = double_layer()
-    want = getattr(torch.nn.functional, activation)(torch.nn.functional.linear(x, ix.dense(values), bias))
-    got = block_linear(x, values, ix, bias, activation)
-    for a,b in zip(torch.autograd.grad(got.square().sum(), (x,values,bias)), torch.autograd.grad(want.square().sum(), (x,values,bias))):
-        torch.testing.assert_close(a, b)
-    with torch.no_grad(): torch.testing.assert_close(block_linear(x, values, ix, bias, activation), want)
-
 def test_what_does_not_fit_is_refused():
     ix,x,values,bias = double_layer()
     with pytest.raises(ValueError, match='has 11 features, and must have 12'): block_linear(x[:,1:], values, ix)
@@ -155,10 +146,10 @@ def compiled(kernel, target, tile, **args):
     source = ASTSource(kernel, signature, constants, aligned)
     return triton.compile(source, target=GPUTarget('cuda', target, 32), options=dict(options, enable_fp_fusion=True))
 
-def rows_of(block, t, tile, target, by_cols=False, precision='ieee', activation=''):
+def rows_of(block, t, tile, target, by_cols=False, precision='ieee'):
     K,N = block[::-1] if not by_cols else block
     return compiled('_walk_rows', target, tile, x=t, v=t, bias=None if by_cols else t, y=t, ptr='*i32', idx='*i32', at='*i32' if by_cols else None, M='i32',
-        R='i32', sx='i32', parts='i32', K=K, N=N, ACT=activation, PRECISION=precision)
+        R='i32', sx='i32', parts='i32', K=K, N=N, PRECISION=precision)
 
 def values_of(block, t, tile, target, precision='ieee'):
     return compiled('_walk_values', target, tile, g=t, x=t, dv='*fp32', runs='*i32', rows='*i32', cols='*i32', ptr='*i32', n='i32', M='i32', sg='i32', sx='i32',
@@ -169,7 +160,7 @@ memory = {80:166_912, 90:232_448}  # bytes of shared memory that a program may h
 @has_triton
 def test_a_product_compiles_for_an_h100():
     "With its matrix units, and loads that don't wait"
-    code = rows_of((64,64), '*bf16', kernels._tiles('rows', (64,64), torch.bfloat16, 8192)[0], 90, activation='gelu').asm['ptx']
+    code = rows_of((64,64), '*bf16', kernels._tiles('rows', (64,64), torch.bfloat16, 8192)[0], 90).asm['ptx']
     assert 'wgmma.mma_async' in code and 'cp.async' in code
 
 @has_triton
@@ -196,5 +187,4 @@ def test_every_tile_compiles_for_an_h100(block):
 @has_triton
 @pytest.mark.full
 def test_partial_sums_compile():
-    for act in ('','relu','gelu'):
-        compiled('_add_parts', 90, {}, a='*fp32', bias='*bf16', y='*bf16', n='i32', width='i32', parts='i32', ACT=act, BLOCK=1024)
+    compiled('_add_parts', 90, {}, a='*fp32', bias='*bf16', y='*bf16', n='i32', width='i32', parts='i32', BLOCK=1024)

@@ -87,7 +87,7 @@ def test_live_values_need_no_sample(files, capsys):
 
 def test_one_count_of_zeros(files, capsys):
     "The command and `sparse_summary` agree, with masks and without; live weights that are zero are counted too"
-    from fastsparse.model.summary import sparse_summary
+    from fastsparse.report.summary import sparse_summary
     m = nn.Sequential(nn.Linear(40, 30), nn.BatchNorm1d(30), nn.Linear(30, 4, bias=False))
     prune_magnitude(m, .8)
     with torch.no_grad(): m[0].weight[:10] = 0

@@ -1,7 +1,7 @@
 "Layers that hold live weights only give the dense layer's outputs, whatever the storage, layout, batch and type"
 import copy,pickle,pytest,torch
 from fastsparse.all import *
-from fastsparse.deploy.compact import BlockMatrix,LiveMatrix,packed,PackedLinear,storable
+from fastsparse.deploy.compact import LiveMatrix,packed,PackedLinear,storable
 from helpers import in_float,in_float_layers
 from hypothesis import given,settings,strategies as st
 from torch import nn
@@ -26,15 +26,15 @@ def layer(make, w, bias=True):
 
 def linear(w, bias): return nn.Linear(*w.shape[::-1], bias=bias)
 
-@pytest.mark.parametrize('how,structure', [('rows',None), ('rows','fan-in'), ('rows','fan-in ablate 0.3'), ('block','block 4x4')])
+@pytest.mark.parametrize('structure', [None, 'fan-in', 'fan-in ablate 0.3', 'block 4x4'])
 @pytest.mark.parametrize('bias', [True,False])
 @pytest.mark.parametrize('shape', [(12,), (1,12), (7,12), (2,3,12), (0,12)])
-def test_linear(how, structure, bias, shape):
+def test_linear(structure, bias, shape):
     "Vectors, one row, many, more dimensions and none"
     m = layer(linear, sparse((8,12), structure=structure), bias)
     x = torch.randn(shape)
-    torch.testing.assert_close(packed(m, how)(x), m(x), **in_float)
-    torch.testing.assert_close(packed(m, how).weight, m.weight)
+    torch.testing.assert_close(packed(m, 'rows')(x), m(x), **in_float)
+    torch.testing.assert_close(packed(m, 'rows').weight, m.weight)
 
 @settings(max_examples=20)
 @given(st.integers(1,20), st.integers(2,20), st.integers(1,70), st.floats(0,1), st.sampled_from(plain),
@@ -102,15 +102,12 @@ def test_encoder_layers_leave_their_fused_path(names):
     torch.testing.assert_close(b[~pad], a[~pad], **in_float)
 
 def test_live_zeros_keep_their_place():
-    "A weight that has just grown is zero and lives: by its mask, blocks are whole"
+    "A weight that has just grown is zero and lives"
     m = nn.Sequential(nn.Linear(8,8)).requires_grad_(False)
     sparsify_model(m, .5, seed=0, structure='block 4x4')
     m[0].weight[tuple(m[0].weight_mask.nonzero()[0])] = 0
-    assert torch.allclose(packed(m[0], 'block')(torch.eye(8)), m[0](torch.eye(8)), atol=1e-6)
-
-def test_block_sizes():
-    "The largest power of two that fits both sides"
-    for bh,bw in ((4,4),(2,8),(16,2),(64,64)): assert BlockMatrix(torch.kron(torch.tensor([[1.,0,1],[0,1,0],[0,0,1]]), torch.ones(bh,bw))).size==min(bh,bw)
+    new = packed(m[0], 'rows')
+    assert new.matrix.values.numel()==32 and torch.allclose(new(torch.eye(8)), m[0](torch.eye(8)), atol=1e-6)
 
 def test_shared_layers_and_roots():
     "A layer that stands twice is replaced in both places; one that is the whole model is returned"
@@ -143,7 +140,6 @@ def test_what_is_refused():
     for plan,message in (({'0':'rows','9':'rows'}, "a layer of plan is '9'"), ({'0':'zip'}, "the storage of 0 is 'zip'"), ({'0':'rows','1':'2:4'}, 'more than two of four')):
         with pytest.raises(ValueError, match=message): pack(m, plan)
         assert all(type(o) is nn.Linear for o in m)
-    with pytest.raises(ValueError, match='no square blocks'): BlockMatrix(torch.eye(4))
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='needs CUDA')
@@ -176,15 +172,14 @@ def test_columns_are_as_narrow_as_they_fit(n_in, kind, rows):
 
 garbage = dict(beyond=lambda t: t.fill_(10_000), negative=lambda t: t.fill_(-1), zero=lambda t: t.zero_(), shifted=lambda t: t.add_(32))
 
-@pytest.mark.parametrize('how', ['live','block'])
 @pytest.mark.parametrize('what', garbage)
 @pytest.mark.parametrize('name', ['col','crow'])
-def test_no_place_is_beyond_the_matrix(how, what, name):
+def test_no_place_is_beyond_the_matrix(what, name):
     "Whoever wrote to the places (`to_empty`, `_apply`, a damaged file): an error before anything is read there, and the right places are right again"
     m = nn.Sequential(nn.Linear(32,16), nn.Tanh())
-    sparsify_model(m, .75, structure='block 4x4' if how=='block' else None, seed=0)
+    sparsify_model(m, .75, seed=0)
     x = torch.randn(5,32)
-    new = export_sparse(m, how, x)[0]
+    new = export_sparse(m, 'live', x)[0]
     y,state = new(x),{k:v.clone() for k,v in new.state_dict().items()}
     places = [k for k in state if k.endswith(f'.{name}')]
     for k in places: garbage[what](new.get_buffer(k))
@@ -199,14 +194,14 @@ def loaded(m, state, way):
     with torch.inference_mode(way=='inference'): m.load_state_dict(state, assign=way!='load')
     return m
 
-@pytest.mark.parametrize('how,before,after', [('rows','block 4x4','fan-in'), ('rows','fan-in','block 4x4'), ('block',*['block 4x4']*2)])
+@pytest.mark.parametrize('before,after', [('block 4x4','fan-in'), ('fan-in','block 4x4')])
 @pytest.mark.parametrize('way', ['load','assign','inference','types'])
-def test_what_kernels_derive_from_places_follows_a_load(how, before, after, way):
+def test_what_kernels_derive_from_places_follows_a_load(before, after, way):
     "Such as rows that share their columns in fours; whatever is loaded, the product is that of a dense layer"
     x,(old,new) = torch.randn(5,32),[layer(linear, sparse((16,32), i, .25, o)) for i,o in enumerate((before,after))]
-    m = packed(old, how)
+    m = packed(old, 'rows')
     torch.testing.assert_close(m(x), old(x), **in_float)
-    torch.testing.assert_close(loaded(m, packed(new, how).state_dict(), way)(x), new(x), **in_float)
+    torch.testing.assert_close(loaded(m, packed(new, 'rows').state_dict(), way)(x), new(x), **in_float)
 
 def test_kernels_read_copies_of_places_that_were_checked():
     "A write that torch doesn't count, through `.data`, reaches no kernel; a pickle and a copy leave the copies out"

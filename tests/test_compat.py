@@ -2,7 +2,7 @@
 import copy, math, numpy as np, pickle, pytest, torch
 from fastsparse.all import *
 from fastsparse.compat.cerebras import mask_drop_minimum,mask_grow_maximum,mask_topk
-from fastsparse.compat.dmx import blocks_along_inputs,BlockTopK,from_shorthand,input_axis,LazySparsify,mask_picture,SparsificationManager,to_shorthand,TopK
+from fastsparse.compat.dmx import BlockTopK,from_shorthand,SparsificationManager,to_shorthand,TopK
 from fastsparse.masks.selection import count_live
 from fastsparse.special.structures import InputGroups,OutputGroups
 from fastsparse.model.layers import register_layer
@@ -140,57 +140,6 @@ def test_one_implementation_of_top_k_and_blocks():
     for k in range(9): assert torch.equal(BlockTopK(k,8,-1).mask(score), NM(k,8,axis=2).top(score, 24*k))
     assert torch.equal(TopK(.3).mask(score), top_k_mask(score, 58))
 
-class Conv1D(nn.Module):
-    "A linear layer whose weight lies inputs first, as in GPT-2"
-    def __init__(self, outs, ins):
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(ins, outs))
-    def forward(self, x): return x@self.weight
-
-register_layer(Conv1D, inputs=0, outputs=1, product='linear', default=False)
-
-@pytest.mark.parametrize('layer,axis', [(nn.Linear(4,8),1), (Conv1D(8,4),0), (nn.Conv2d(4,8,4),1), (nn.ConvTranspose2d(4,8,4),0), (nn.Embedding(4,8),0),
-    (nn.Bilinear(4,4,4),1)])
-def test_axes_whatever_the_sign(layer, axis):
-    "An axis counts from the front or from the back"
-    assert input_axis(layer)==axis
-    learn_masks(layer, {'*':BlockTopK(2, 4, 0)})
-    n = layer.weight.ndim
-    for dim in range(-n, n):
-        layer.weight_sparsifier.update_settings(BlockTopK(2, 4, dim))
-        assert blocks_along_inputs(layer)==(dim%n==axis)
-
-def test_lazy():
-    "The first batch tells the shape; saved state does too, and Dense can become sparse before and after"
-    lazy = LazySparsify('dense', 'joint')
-    assert torch.equal(lazy(torch.ones(5,6)), torch.ones(5,6)) and type(lazy) is Sparsify
-    lazy.update_settings(TopK(.5))
-    assert lazy(torch.ones(5,6)).sum(1).tolist()==[3.]*5
-    other = LazySparsify()
-    other.load_state_dict(lazy.state_dict())
-    assert other.eval()(torch.ones(2,6)).tolist()==lazy.eval()(torch.ones(2,6)).tolist() and type(other) is Sparsify
-    whole = LazySparsify(TopK(.5), batch_dims=0)
-    whole(torch.ones(2,3))
-    assert whole.score.shape==(2,3)
-    for other in (copy.deepcopy(LazySparsify('bernoulli', 'joint')), pickle.loads(pickle.dumps(LazySparsify('bernoulli')))):
-        other.load_state_dict(lazy.state_dict())
-        assert other.mask.dtype==torch.bool and torch.equal(copy.deepcopy(other).eval()(torch.ones(6)), lazy(torch.ones(6)))
-
-def test_lazy_before_its_first_batch():
-    "Settings can be changed, printed and saved"
-    net = nn.Sequential(LazySparsify('bernoulli', seed=0), nn.Linear(6,2))
-    lazy = net[0]
-    assert 'bernoulli' in repr(net) and 'no shape yet' in repr(lazy)
-    lazy.update_settings(TopK(.25), every=2)
-    SparsificationManager(net).step(density=.5)
-    assert lazy.sparseness==TopK(.5) and 'top 0.5' in repr(net)
-    with pytest.raises(ValueError, match='density is 2'): lazy.update_settings(density=2.)
-    other = nn.Sequential(LazySparsify(), nn.Linear(6,2))
-    other.load_state_dict(net.state_dict())
-    assert other[0].sparseness==TopK(.5) and other[0].every==2 and other[0].seed==0
-    x = torch.randn(3,6)
-    assert torch.equal(net(x), other(x)) and lazy.density==.5
-
 def test_managers_take_models_and_lists():
     "A list of models means the masks in them, each once"
     net = mlp()
@@ -199,20 +148,6 @@ def test_managers_take_models_and_lists():
     SparsificationManager([net]).step(density=.25)
     assert [to_shorthand(sp.sparseness) for sp in sps]==['TOPK{0.25}(U)']*3
 
-def test_picture_by_hand():
-    "Braille: dots 1,2,3,7 down the left column of a cell, 4,5,6,8 down the right"
-    m = torch.zeros(5,3, dtype=torch.bool)
-    m[0,0] = m[3,1] = m[4,2] = True
-    assert mask_picture(m)==chr(0x2801+0x80)+chr(0x2800)+'\n'+chr(0x2800)+chr(0x2801)
-    assert mask_picture(torch.tensor([True,False,True]))==chr(0x2801)*2 and mask_picture(torch.tensor(True))==chr(0x2801)
-    assert mask_picture(torch.ones(8,2,3).bool(), rows=4)==chr(0x28ff)+'\n…'
-    assert mask_picture(torch.ones(3,8,2).bool(), dims=(-2,-1))==chr(0x28ff)+'\n'+chr(0x28ff)
-
-@pytest.mark.parametrize('shape', [(0,), (0,4), (4,0), (2,3,0)])
-def test_picture_of_nothing(shape):
-    "A mask without places has an empty picture"
-    assert mask_picture(torch.zeros(shape, dtype=torch.bool))==''
-
 # --- words of others that were misread
 
 def test_a_list_of_steps_is_one():
@@ -220,6 +155,15 @@ def test_a_list_of_steps_is_one():
     updates = Method(updates={'steps':[3,1]}, drop_fraction=.3).bind(10)
     assert [t for t in range(10) if updates.is_time(t)]==[1,3]
     assert [t for t in range(250) if Method(updates={'steps':100}, drop_fraction=.3).bind(250).is_time(t)]==[0,100,200]
+
+class Conv1D(nn.Module):
+    "A linear layer whose weight lies inputs first, as in GPT-2"
+    def __init__(self, outs, ins):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(ins, outs))
+    def forward(self, x): return x@self.weight
+
+register_layer(Conv1D, inputs=0, outputs=1, product='linear', default=False)
 
 def test_blocks_come_back_along_their_own_dimension():
     "A state dict of BlockTopK, loaded into a model prepared with another kind: the same masks after a training forward"

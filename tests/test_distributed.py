@@ -8,8 +8,10 @@ from fastsparse.methods.presets import ACDC_presets,DSD_presets,GraNet_presets,M
 from fastsparse.weights.optimizers import state_tensors
 from fastsparse.compat.cerebras import LinearSchedule
 from fastsparse.train.presets import Static_presets
+from fastsparse.methods.parts import MagnitudePlusGradient
 from fastsparse.masks.scores import fisher_saliency,gradient_redistribution,MeanGradient,SampledGradient
-from fastsparse.masks.distributions import first_layer_dense_uniform,global_sparsity
+from fastsparse.masks.distributions import first_layer_dense_uniform
+from fastsparse.special.distributions import global_sparsity
 from fastsparse.masks.schedules import Schedule
 from fastsparse.masks.selection import local_part
 from forks import on_processes
@@ -51,7 +53,8 @@ more = dict(inputs=dict(settings=ACDC_presets(sparsity=.85), opt='adam'),
     lottery=dict(settings=RigL_presets(**every, keep_score_f=fisher_saliency, grow_score_f=SampledGradient(3, 'grown'))),
     magnitude=dict(settings=RigL_presets(**every), mask_init='magnitude', sparse_f='erk'), values=dict(settings=SET_presets(**every, grow_init_f=.01)))
 
-later = dict(own_score=dict(settings=RigL_presets(**every, grow_score_f=declares(reads_grad=True)(lambda p: p.grad.abs()*p.grad.abs().sum(1, keepdim=True)))),
+later = dict(clipped=dict(settings=RigL_presets(**every, keep_score_f=MagnitudePlusGradient(3.)), clip=.1),
+    own_score=dict(settings=RigL_presets(**every, grow_score_f=declares(reads_grad=True)(lambda p: p.grad.abs()*p.grad.abs().sum(1, keepdim=True)))),
     own_share=dict(settings=SET_presets(**every, redistribute_f=lambda p: float(p.abs().max()))),
     own_start=dict(settings=SET_presets(**every, grow_init_f=lambda p: p*0+.01)),
     columns=dict(settings=RigL_presets(**every, structure='input channels'), structure='input channels'))
@@ -78,7 +81,7 @@ def started(case, kind, seed=0):
 
 def full(t): return (t.full_tensor() if hasattr(t, 'full_tensor') else t).detach().clone()
 
-def steps(m, net, opt, dst, ts, rank=0, world=1, pieces=1, history=False):
+def steps(m, net, opt, dst, ts, rank=0, world=1, pieces=1, history=False, clip=1.):
     "Train, and show the masks after each step; dead weights and their state are looked at in each rank's own rows"
     seen = []
     for t in ts:
@@ -91,7 +94,7 @@ def steps(m, net, opt, dst, ts, rank=0, world=1, pieces=1, history=False):
             if isinstance(net, nn.parallel.DistributedDataParallel) and i<pieces-1:
                 with net.no_sync(): loss.backward()
             else: loss.backward()
-        nn.utils.clip_grad_norm_(m.parameters(), 1.)
+        nn.utils.clip_grad_norm_(m.parameters(), clip)
         opt.step()
         for o in masked_params(m):
             dead = ~local_part(o.mask)
@@ -108,7 +111,7 @@ def result(m, opt, dst, seen):
 def one_process(case):
     "The run that all others must equal"
     parts,how = started(case, 'one'),{**cases, **more, **later}[case]
-    return result(*[parts[i] for i in (0,2,3)], steps(*parts, range(30), pieces=how.get('pieces', 1), history=case in remember))
+    return result(*[parts[i] for i in (0,2,3)], steps(*parts, range(30), pieces=how.get('pieces', 1), history=case in remember, clip=how.get('clip', 1.)))
 
 def assert_same(many, one, what):
     "Equal masks at each step, and weights up to the order of sums"
@@ -133,7 +136,7 @@ def on_ranks(folder, world, jobs):
 
 def whole_run(rank, world, case, kind):
     parts,how = started(case, kind),{**cases, **more, **later}[case]
-    return result(*[parts[i] for i in (0,2,3)], steps(*parts, range(30), rank, world, how.get('pieces', 1), case in remember))
+    return result(*[parts[i] for i in (0,2,3)], steps(*parts, range(30), rank, world, how.get('pieces', 1), case in remember, how.get('clip', 1.)))
 
 def whole_runs(pairs): return [(f'{case}-{kind}', whole_run, (case, kind)) for case,kind in pairs]
 
@@ -158,7 +161,7 @@ def test_two_ranks_choose_as_one(two):
     compare(two, 2, some)
 
 def test_whatever_chooses_shards_choose_as_one_process(two):
-    "Scores, shares and starts of one's own, and groups that lie on many ranks"
+    "Scores, shares and starts of one's own, groups that lie on many ranks, and a keep score that reads clipped gradients"
     compare(two, 2, chooses)
 
 @pytest.mark.full

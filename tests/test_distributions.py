@@ -1,8 +1,8 @@
 "How sparse each parameter is. Totals are exact, and no layer is asked for more than it has"
 import json, math, numpy as np, pickle, pytest, torch, warnings, yaml
 from fastsparse.masks.apportion import fill_budget,live_counts
-from fastsparse.masks.distributions import as_distribution,balanced_flops_sparsity,erdos_renyi_sparsity
-from fastsparse.masks.distributions import given_sparsity,global_sparsity,layers_dense,proportional_sparsity,reads_scores,uniform_sparsity
+from fastsparse.masks.distributions import as_distribution,erdos_renyi_sparsity,proportional_sparsity,reads_scores,uniform_sparsity
+from fastsparse.special.distributions import balanced_flops_sparsity,given_sparsity,global_sparsity,layers_dense
 from fastsparse.report.flops import flop_profile
 from fastsparse.core.registry import call_with
 from fastsparse.model.sparsify import sparsify_model
@@ -308,7 +308,7 @@ def test_json_and_yaml(tmp_path):
     assert given_sparsity(str(tmp_path/'c.JSON'))(params([(2,2),(3,3)]), .5)==[.5,.25]
 
 made = [layers_dense([0,-1]), layers_dense('head', erdos_renyi_sparsity), global_sparsity, balanced_flops_sparsity([3,1,4,1,5]),
-    proportional_sparsity({'head':.1, '*':.8}), given_sparsity([.5]*5)]
+    proportional_sparsity([.8,.8,.8,.8,.1]), given_sparsity([.5]*5)]
 
 @pytest.mark.parametrize('f', made)
 def test_made(f):
@@ -351,14 +351,14 @@ def of_file(name, text=None):
 two = params([(2,5),(10,10)])
 refusals = [(on(balanced_flops_sparsity, o, ps=two, names=['a','b']), say) for o,say in (([1,2,3],'one for each'), ([1,0],'flops is 0.*above 0'),
     ([1,math.nan],'above 0'), ([1,math.inf],'above 0'), (dict(a=1, b=-1),'above 0'))]
-refusals += [(on(f, spec), say) for f in (given_sparsity,proportional_sparsity) for spec,say in (([.5]*4,'4 sparsities'),
+refusals += [(on(given_sparsity, spec), say) for spec,say in (([.5]*4,'given for head.weight'),
     ({'head':.5},"given for stem.weight: add it, 0 for dense, '\\*'"), ({},'given for stem'), ([.5]*4+[90],'is 90'), ([.5]*4+[True],'True'),
     ([.5]*4+[math.nan],'nan'), ({'*':'0.5'},"is '0.5'"), ({'*':-.1},'-0.1'))]
-refusals += [(on(f, o, names=given), 'names') for f,o in ((layers_dense,'head'), (given_sparsity,{'*':.5}), (proportional_sparsity,{'*':.5}),
-    (balanced_flops_sparsity,dict(head=3)), (layers_dense,[0,'1.weight'])) for given in (None,names[:3])]
+refusals += [(on(f, o, names=given), 'names') for f,o in ((layers_dense,'head'), (given_sparsity,{'*':.5}),
+    (balanced_flops_sparsity,dict(head=3)), (layers_dense,[0,'1.weight'])) for given in (names[:3],)]
 refusals += [(lambda _, bad=bad: as_distribution(bad), say) for bad,say in (('x',"'first-dense'"), (3,"'first-dense'"), (None,"'first-dense'"),
     (['erk'],"'first-dense'"), ('proportional_sparsity','makes a distribution'))]
-refusals += [(of_file('b.json', '[50.0]'), '50.0'), (of_file('b.csv', 'layer,sparsity\n1,.5'), 'JSON or YAML'), (lambda _: erdos_renyi_sparsity(two, 2.), 'sparsity is 2.0'),
+refusals += [(of_file('b.json', '[50.0]'), '50.0'), (lambda _: erdos_renyi_sparsity(two, 2.), 'sparsity is 2.0'),
     (lambda _: erdos_renyi_sparsity(two, .5, erk_power_scale=-1), 'erk_power_scale is -1'),
     (lambda _: global_sparsity(two, .5, scores=[torch.ones(5)]), 'one for each weight'), (lambda _: global_sparsity(two, .5, min_live=-1), 'min_live is'),
     (on(layers_dense, [0,-1], s=.95), 'sparsity is 0.95, and must be below 0.589')]  # the others' density would be negative

@@ -9,6 +9,7 @@ from forks import run_code
 from functools import partial
 from helpers import *
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from unittest import mock
 
 inf,nan = math.inf,math.nan
@@ -52,6 +53,15 @@ def test_waits_for_finite_gradients(spoil, done):
             step(dst, torch.ones(100))
         due = 8 if done==8 else 4
         assert dst.n_updates==1 and int(m.weight_mask.sum())==100-int(.5*(1+math.cos(math.pi*due/20))*100)
+
+def test_an_update_after_the_step_waits_where_another_group_replaces_it():
+    "The step is left out, and with it the gradient; the second update is made after the next step"
+    m,opt,_ = two_layers(lr=0.)
+    rules = {'0':dict(replace_step=True), '2':dict(update_after_step=True)}
+    dst = engine(m, opt, n_steps=12, every=4, rules=rules)
+    first,second = dst.groups
+    for t in range(6): step(dst, *[torch.ones_like(o.p) for o in masked_params(m)])
+    assert first.updated_at==4 and (second.n_updates,second.pending)==(1,None)
 
 def test_a_delayed_update_reads_dense_gradients():
     "Those of the step at which it is done"
@@ -569,3 +579,19 @@ def test_an_engine_that_is_collected_after_its_masks_went_says_nothing():
         del dst
         gc.collect()
     assert not told.called and len(slots)==1
+
+def test_an_engine_that_is_collected_while_torch_traces_lets_its_weights_go():
+    "Garbage is collected anywhere: in `FakeTensorMode` a tensor of the model can't be computed with, and its weights kept dense gradients"
+    m,opt = mlp((8,12,4)),None
+    sparsify_model(m, .5, seed=0)
+    opt = torch.optim.SGD(m.parameters(), lr=.1, momentum=.9)
+    dst = DynamicSparseTraining(m, opt, 20, method='snfs', batches_per_update=2, replace_step=False)
+    train(m, opt, 5, *data(m))
+    weights = masked_params(m)
+    assert all(weight.tally and weight.dense_history for weight in weights)
+    del dst,opt
+    gc.disable()
+    try:
+        with FakeTensorMode(): gc.collect()
+    finally: gc.enable()
+    assert not any(weight.tally or weight.dense_history or weight.store.wants_dense for weight in weights)

@@ -242,16 +242,6 @@ def test_live_uses_every_product():
     assert stored==sum(int(o.mask.sum()) for o in masked_params(model) if o.name!='conv.weight')
     assert not masked_params(new) and not new._forward_pre_hooks and not any(p.requires_grad for p in new.parameters())
 
-def test_structured():
-    "Layers that have the structure are stored by it; the others stay dense, and the note says so"
-    model,xb = layers(16, 16, 16, 16, sparsity=.5, structure='block 4x4'),torch.randn(4, 16)
-    report = export_sparse(model, 'block', xb)[1]
-    assert set(report.plan)=={'0','2','4'} and report.error<1e-5 and not report.note
-    model[2].weight_mask[:] = torch.eye(16).bool()
-    model[2].weight_mask[0,:2] = True
-    report = export_sparse(model, 'block', xb)[1]
-    assert set(report.plan)=={'0','4'} and report.note.startswith('2 is dense: ') and report.error<1e-5
-
 class Cosine(nn.Linear):
     "A linear layer with a forward of its own"
     def forward(self, x): return F.linear(F.normalize(x, dim=-1), F.normalize(self.weight, dim=-1), self.bias)*10
@@ -347,15 +337,13 @@ def graph(m, x, adj): return m.a(x) if len(x)==4 else adj@torch.zeros(3, 1)
 x8,vector = torch.zeros(2, 8),lambda: layers(8, 8)
 refused = [(vector, dict(format='zip'), "format is 'zip'.*take one of these"), (vector, dict(sample=None), 'sample is None'),
     (vector, dict(format='onnx'), 'path is missing'), (lambda: mlp((8,8)), dict(format='live'), 'has no masks'),
-    (lambda: layers(8, 8, sparsity=.1), dict(format='2:4'), '2:4.*0: .*(two of four|CUDA)'), (vector, dict(format='block'), '0: .*no square blocks'),
-    (vector, dict(format='block', path='m.pt2'), "torch.export can't write 'block'"),
+    (lambda: layers(8, 8, sparsity=.1), dict(format='2:4'), '2:4.*0: .*(two of four|CUDA)'), (vector, dict(format='2:4', path='m.pt2'), "torch.export can't write '2:4'"),
     (lambda: sparse(makers['lstm'], chosen='r.*'), dict(format='live', sample=torch.zeros(2, 3).long()), "no masked layer can be stored as 'live'"),
     (lambda: sparse(lambda: net(lambda m, x: m.a(x) if x.sum()>0 else -x, a=nn.Linear(8, 8))), dict(format='shrunk'), "graph of Net can't be followed"),
     *[(vector, dict(batch_sizes=[n]), 'a size in batch_sizes is ') for n in ('a',-1,1.5,0)],
     (lambda: sparse(lambda: net(graph, a=nn.Linear(8, 4))), dict(sample=(torch.zeros(4, 8),torch.eye(4)), batch_sizes=[8]), "batch_sizes has 8, and the model can't take it"),
     *[(vector, dict(path=o), 'must be a file') for o in ('.','no/m.pt')],
     *[(vector, dict(path=f'm.{o}'), f'ends with .{o}') for o in ('safetensors','onnx')],
-    (lambda: layers(8, 8, structure='block 4x4').bfloat16(), dict(format='block', sample=x8.bfloat16()), 'bfloat16, and torch has this product for float32'),
     (lambda: sparse(lambda: nn.Sequential(Extra(8, 8))), dict(format='safetensors', path='m.safetensors'), '0._extra_state in the state dict is a dict'),
     *[(vector, dict(format=f, dynamic_shapes={}), "dynamic_shapes is for 'onnx', 'mnn' and .pt2 files") for f in ('dense','live')]]
 

@@ -209,7 +209,7 @@ def test_a_number_written_too_far_is_noticed(y, room, i):
 @pytest.mark.parametrize('sizes', [(1,), (64,65,4160,4161), (70_000,1,70_000), (0,8,0), (2**23,300_000)])
 def test_scratch_arrays_lie_apart(sizes):
     "Each begins at a whole 64 bytes, and ends before the next begins and before the memory ends"
-    s = kernels._Scratch()
+    s = kernels.Scratch()
     places = s(*sizes)
     assert all(o%64==0 for o in places)
     assert all(o+n<=then for o,n,then in zip(places, sizes, [*places[1:], s.piece.ctypes.data+s.piece.nbytes])) and s.piece.ctypes.data<=places[0]
@@ -262,7 +262,6 @@ class Bounded:
 @pytest.mark.parametrize('kind', ['linear','block','conv'])
 def test_no_kernel_reads_or_writes_outside_of_its_arrays(kind, small, monkeypatch):
     "Numba checks the bounds of arrays; these kernels get addresses, of which it knows none, so the same code runs as Python on arrays that do"
-    monkeypatch.setattr(kernels, 'checking', False)
     Bounded(monkeypatch)
     if kind=='conv': cut_small(monkeypatch)
     draw_all(kind, .3, [torch.double])

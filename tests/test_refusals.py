@@ -184,6 +184,30 @@ def test_the_final_sparsity_of_a_structure(text, bad):
         engine(m, sgd(m), 60, 5, structure=text, **kw)
         assert all(as_structure(text).legal(o.mask) for o in masked_params(m))
 
+@pytest.mark.parametrize('text', ['1:4','2:4','1:4 pad','2:4 axis 0'])
+@pytest.mark.parametrize('name', ['gmp','granet','acdc','dsd','softmest'])
+def test_a_sparse_model_under_a_structure_is_refused_at_once_or_trains_to_the_end(name, text):
+    "Scores that starve a layer ended a run at an update: '4 of 32 weights are too few for 1:4'"
+    fits = as_structure(text).sparsity
+    for goal in (fits, fits+.05):
+        m = mlp((8,12,8,4), seed=0)
+        sparsify_model(m, fits, structure=text, seed=0)
+        opt,before = sgd(m),masks_of(m)
+        def make(): return SparseEngine(m, opt, 20, method=name, sparsity=goal, structure=text, sparse_f='global', seed=0,
+            **(dict(batches_per_update=4) if name in ('gmp','granet') else {}))
+        if goal>fits:
+            with pytest.raises(ValueError, match=f'has a sparsity of {fits}'): make()
+            assert same_masks(before, masks_of(m))
+            continue
+        dst = make()
+        for t in range(20):
+            with torch.no_grad(): m[(0,2,4)[t%3]].weight.mul_(1e-4)
+            dst.prepare(t)
+            m(torch.randn(4,8)).square().mean().backward()
+            dst.before_step(t)
+            dst.after_step()
+        assert all(as_structure(text).legal(tally.mask) for tally in dst.tallies)
+
 @pytest.mark.parametrize('text,kind,say', [('[1, 2', '.json', 'is damaged, or no'), ('a: [b', '.yaml', 'is damaged, or no'), ('', '.yaml', 'there are no rules'), ('rigl', '.yaml', "a rule is 'rigl'"),
     ('- 3', '.yaml', 'a rule is 3'), ('null', '.json', 'there are no rules'), ('{"sparsity": 2}', '.json', r'sparsity is 2.*\[0,1\)'),
     ('- params: !!python/object/apply:pathlib.Path.touch [!!python/object/apply:pathlib.Path ["touched"]]', '.yaml', 'bad.yaml.*is damaged, or no')])

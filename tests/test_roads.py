@@ -153,7 +153,7 @@ def test_zeros_without_masks_are_stored(tmp_path):
     path,report = export_sparse(model, 'safetensors', path=tmp_path/'m.safetensors')
     assert report.bytes<.1*report.dense_bytes and report.ms=={} and 'safetensors' in repr(report)
 
-@pytest.mark.parametrize('format', ['csr','condensed'])
+@pytest.mark.parametrize('format', ['csr','condensed','block'])
 def test_storages_that_go_say_so(format):
     with pytest.warns(FutureWarning, match="'live'"): assert export_sparse(layers(8, 8), format, torch.randn(2, 8))[1].plan=={'0':'rows'}
 

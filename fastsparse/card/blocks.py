@@ -43,7 +43,8 @@ def why_no_gain(
     if block is None: return "its mask has no blocks of 32x32 or more, and without them masked is faster on a card: structure='block 64x64'"
     why = why_no_blocks(shape, block, getattr(torch, kind or 'float32'), device)
     if why: return why
-    n,what = torch.Size(shape).numel(),'blocks of {}x{}'.format(*block)
+    n = torch.Size(shape).numel()
+    what = 'blocks of {}x{}'.format(*block)
     density = live/max(n, 1)
     if kind not in ('float16','bfloat16',None): return f'{what} in {kind}, which was not measured: use autocast, or sparse_compute=True'
     if times_as_fast(min(block), 1-density)<1.1: return f'{what}, {density:.2g} live, where masked is about as fast'

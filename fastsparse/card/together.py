@@ -58,14 +58,16 @@ def move_together(
     targets:list, # How many live afterwards
 ) -> list: # For each, indices of weights that die and that come alive, ascending, and bool vectors: which stayed, and which are live now
     "Move as `Unstructured().move` does, and leave out what is dropped and grown at once"
-    sizes,n_keep = [o.numel() for o in masks],[*map(min, n_keep, targets)]
+    sizes = [o.numel() for o in masks]
+    n_keep = [*map(min, n_keep, targets)]
     def joined(scores): return torch.cat([o.detach().reshape(-1) for o in scores])
     before = joined(masks)
     live = _known(before, sum(lives))
     score = joined(f() if k<n else o for f,o,k,n in zip(keeps, masks, n_keep, lives))
     def kept(n_keep): return torch.zeros_like(before).index_fill_(0, live[best_of_each(score[live], lives, n_keep)], True)
     stay = kept(n_keep)
-    after,n_grow = stay,[n-k for n,k in zip(targets, n_keep)]
+    after = stay
+    n_grow = [n-k for n,k in zip(targets, n_keep)]
     if grows[0] is not None and any(n_grow):
         grow = joined(f(o.view(mask.shape)) if n else o for f,o,mask,n in zip(grows, stay.split(sizes), masks, n_grow))
         most = _possible(grow, before, sizes)

@@ -37,17 +37,20 @@ def grown_score(
     n:int, # How many blocks will grow
 ) -> torch.Tensor: # One row
     "The grow score of each block"
-    if score.f is random_score: return torch.rand(kept.shape, generator=score.generator, device='cpu').to(kept.device)
+    if score.f is random_score: return torch.rand(kept.shape, generator=score.asked['generator'], device='cpu').to(kept.device)
     size = gradients_of(score.weight, structure)
     if score.f is gradient_magnitude: return size
-    at = score.f._needs.sample.draw(kept, n, score.generator)
+    at = score.needs.sample.draw(kept, n, score.asked['generator'])
     return put_(torch.zeros_like(size), at, size.take(at))
 
 # %% ../../nbs/507_card.units.ipynb #f1b2f009
 def choose_units(tally, keep_score, grow_score, kept, target, budget=None):
     "As `choose` of `train.moves`, for a weight with blocks"
-    structure,shape,mask = tally.structure,tally.shape,tally.weight.full_mask()
-    live,(*_,n_entries) = structure.split(mask).any(-1),structure.layout(shape)[-1]
+    structure = tally.structure
+    shape = tally.shape
+    mask = tally.weight.full_mask()
+    live = structure.split(mask).any(-1)
+    (*_,n_entries) = structure.layout(shape)[-1]
     n = structure.units_per_group(shape, target)
     n_drop = 0 if grow_score is None else (tally.live-kept)//n_entries
     def grow(stay): return grown_score(grow_score, structure, stay, n-count_live(stay))

@@ -35,17 +35,23 @@ class PublishedBlock(nn.Module):
     attend = Block.attend
     def __init__(self, c):
         super().__init__()
-        self.c,d,inner,more = c,c['d_model'],c['n_head']*c['d_head'],c['d_pos_emb'] or 0
+        self.c = c
+        d = c['d_model']
+        inner = c['n_head']*c['d_head']
+        more = c['d_pos_emb'] or 0
         self.at = place_modules(c)
-        self.ln_1,self.ln_2 = _norm(c, d),_norm(c, d)
+        self.ln_1 = _norm(c, d)
+        self.ln_2 = _norm(c, d)
         if more: self.ln_p1,self.ln_p2 = _norm(c, more),_norm(c, more)
         self.q,self.k,self.v = (nn.Linear(d+more, inner, bias=c['bias']) for _ in range(3))
         self.o,self.up,self.down = (nn.Linear(*s, bias=c['bias']) for s in ((inner,d), (d+more,c['d_mlp']), (c['d_mlp'],d)))
-        self.n_heads,self.sink = c['n_head'],nn.Parameter(torch.zeros(c['sink'])) if c['sink'] else None
+        self.n_heads = c['n_head']
+        self.sink = nn.Parameter(torch.zeros(c['sink'])) if c['sink'] else None
         self.register_buffer('bias', distances((0.,), 1, c['block_size']), persistent=False)
 
     def forward(self, x, pos):
-        at,act = self.at,_acts[self.c['residual_activation_type']]
+        at = self.at
+        act = _acts[self.c['residual_activation_type']]
         def placed(i): return at[f'pos{i}'](self.get_submodule(f'ln_p{i}')(pos).expand(len(x), -1, -1))
         def read(norm, i): return norm(x) if pos is None else torch.cat([norm(x), placed(i)], -1)
         y = at.read1(read(self.ln_1, 1))
@@ -59,10 +65,14 @@ class PublishedDecoder(nn.Module):
     "A published transformer with names of its nodes and links between them"
     def __init__(self, c):
         super().__init__()
-        self.c,d,n = c,c['d_model'],c['vocab_size']
-        self.wte,self.lm_head = nn.Embedding(n, d),nn.Linear(d, n, bias=False)
+        self.c = c
+        d = c['d_model']
+        n = c['vocab_size']
+        self.wte = nn.Embedding(n, d)
+        self.lm_head = nn.Linear(d, n, bias=False)
         if c['positions']: self.wpe = nn.Embedding(c['block_size'], c['d_pos_emb'] or d)
-        self.blocks,self.ln_f = nn.ModuleList(PublishedBlock(c) for _ in range(c['n_layer'])),_norm(c, d)
+        self.blocks = nn.ModuleList(PublishedBlock(c) for _ in range(c['n_layer']))
+        self.ln_f = _norm(c, d)
         self.at = nn.ModuleDict(dict(emb=nn.Identity(), read=nn.Identity()))
         if c['tied_unembed']: self.lm_head.weight = self.wte.weight
         if c['bigram']: self.bigram_table = nn.Parameter(torch.zeros(n, n))
@@ -120,7 +130,8 @@ _second = dict(block_size='n_ctx', bias='use_bias', rms_norm='use_rms_norm', act
 def _second_config(folder):
     "Settings in the layout of sparse_pretrain"
     both = json.loads((folder/'config.json').read_text())
-    m,s = both['model_config'],both.get('sparsity_config') or {}
+    m = both['model_config']
+    s = both.get('sparsity_config') or {}
     c = {k:m[_second.get(k, k)] for k in (*_second, *'vocab_size n_layer d_model d_head d_mlp'.split())}
     return dict(c, n_head=m['d_model']//m['d_head'], ln_bias=True, residual_activation_type='identity', d_pos_emb=None,
         afrac=s['activation_topk_fraction'] if s.get('enable_activation_sparsity') else None,

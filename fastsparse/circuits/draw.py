@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['roles', 'short_name', 'texts_of', 'farthest', 'node_words', 'columns_of', 'heading', 'lines_of', 'layout', 'bend',
-           'draw_lines', 'label', 'draw_nodes', 'draw_circuit', 'node_details', 'circuit_svg', 'circuit_section',
+           'label', 'strong_words', 'circuit_svg', 'Drawing', 'draw_circuit', 'node_details', 'circuit_section',
            'circuit_page', 'plot_edges']
 
 # %% ../../nbs/905_circuits.draw.ipynb #e1af461c
@@ -13,9 +13,8 @@ from fastcore.basics import *
 from .language import programs,show_tokens,vocab
 from .search import node_values
 from html import escape
-from matplotlib.patheffects import Normal,Stroke
 from pathlib import Path
-from textwrap import fill,wrap
+from textwrap import wrap
 
 # %% ../../nbs/905_circuits.draw.ipynb #7bf3f4dd
 roles = dict(emb='embedding', read1='attention reads', q='query', k='key', v='value', write1='attention writes',
@@ -57,7 +56,8 @@ def node_words(
 # %% ../../nbs/905_circuits.draw.ipynb #11fe9932
 def columns_of(circuit, links):
     "The modules of a circuit, a list for each column"
-    feeding,names = {(l.source,l.target) for l in links if l.kind in ('weight','same')},[[]]
+    feeding = {(l.source,l.target) for l in links if l.kind in ('weight','same')}
+    names = [[]]
     for k in circuit.means:
         if k not in circuit.nodes: continue
         if any((o,k) in feeding for o in names[-1]): names.append([])
@@ -95,7 +95,10 @@ def layout(
     words:dict, # From `node_words`
 ) -> tuple: # Positions by (name, channel), lines of `lines_of`, and labels of the columns
     "Positions of nodes, and lines between them"
-    names,lines,at,feeds = columns_of(circuit, links),lines_of(circuit, links, words),{},{}
+    names = columns_of(circuit, links)
+    lines = lines_of(circuit, links, words)
+    at = {}
+    feeds = {}
     tokens = list(dict.fromkeys(a for a,*_ in lines if a[0]=='token'))
     columns = [tokens] if tokens else []
     for ks in names: columns.append([(k,c) for k in ks for c in circuit.nodes[k]])
@@ -121,77 +124,75 @@ def bend(
     if u==x and abs(v-y)>1: mx += .6
     return mx,my
 
-# %% ../../nbs/905_circuits.draw.ipynb #96d4232c
-def draw_lines(ax, at, lines, colors):
-    "Draw the lines of a layout: blue, orange and dashed, or dotted"
-    _,_,grey,plus,minus = colors
-    s = torch.linspace(0, 1, 30)[:,None]
-    for a,b,w in lines:
-        p,q,r = (torch.tensor(o) for o in (at[a], bend(at[a], at[b]), at[b]))
-        color,style = (plus,'-') if w>0 else (minus,'--') if w<0 else (grey,':')
-        wide = .6+2.4*abs(w) if w else 1.
-        curve = (1-s)**2*p+2*s*(1-s)*q+s**2*r
-        ax.plot(*curve.T, color=color, ls=style, lw=wide, zorder=2 if w else 1)
-
 # %% ../../nbs/905_circuits.draw.ipynb #959ceb6b
 def label(name, c, circuit, texts=vocab):
     "The text of a node, token or answer"
     return short_name(name, c) if name in circuit.nodes else c if name=='token' else show_tokens([c], texts)
 
-# %% ../../nbs/905_circuits.draw.ipynb #aef0f725
-def draw_nodes(ax, at, circuit, words, texts, colors, size):
-    "Draw the nodes of a layout; up to 40 have texts"
-    paper,ink,*_ = colors
-    few = len(at)<=40
-    for o,(x,y) in at.items():
-        is_node = o[0] in circuit.nodes
-        ax.scatter(x, y, s=60, color=paper, edgecolor=ink, marker='o' if is_node else 's', zorder=3)
-        found = [(7, label(*o, circuit, texts).split('.')[-1], size if is_node else 'x-large')]*(few or not is_node)
-        if few:
-            strong = [f"{'↑' if v>0 else '↓'} {t}" for v,t,_ in words.get(o, ())[:2] if abs(v)>=abs(words[o][0][0])/4]
-            found.append((-9, '\n'.join(strong), 'x-small'))
-        for dy,text,size_ in found:
-            ax.annotate(text, (x,y), (0,dy), textcoords='offset points', ha='center', fontsize=size_, color=ink, zorder=4,
-                va='bottom' if dy>0 else 'top', path_effects=[Stroke(linewidth=2, foreground=paper), Normal()])
+# %% ../../nbs/905_circuits.draw.ipynb #796db6ec
+_look = '''.circuit{color-scheme:light dark;--paper:#fff;--ink:#222;--grey:#8a8a8a;--plus:#0072b2;--minus:#d55e00;background:var(--paper)}
+@media(prefers-color-scheme:dark){.circuit{--paper:#131416;--ink:#e6e6e6;--grey:#8b9099;--plus:#56b4e9;--minus:#e69f00}}
+.circuit text{fill:var(--ink);font:13px system-ui,sans-serif;text-anchor:middle;paint-order:stroke;stroke:var(--paper);stroke-width:3}
+.circuit rect+text{font-size:18px}.circuit text.word{font-size:11px}.circuit path{fill:none}
+.circuit circle,.circuit rect{fill:var(--paper);stroke:var(--ink);stroke-width:1.5}.circuit .same{stroke:var(--grey);stroke-dasharray:2 3}
+.circuit .plus{stroke:var(--plus)}.circuit .minus{stroke:var(--minus);stroke-dasharray:6 3}'''
+
+# %% ../../nbs/905_circuits.draw.ipynb #ad2d5187
+def strong_words(o, words):
+    "The tokens to which the node `o` responds most"
+    found = words.get(o, ())[:2]
+    return [f"{'↑' if v>0 else '↓'} {t}" for v,t,_ in found if abs(v)>=abs(found[0][0])/4]
+
+def circuit_svg(circuit, at, lines, headings, words, texts, opened=None, style=None):
+    "A circuit as SVG, with the node `opened` marked; with `style` it needs no page around it"
+    x_step = max(840/max(len(headings)-1, 1), 70)
+    width = 80+x_step*(len(headings)-1)
+    ys = [y for _,y in at.values()]
+    for a,b,_ in lines: ys.append((at[a][1]+2*bend(at[a], at[b])[1]+at[b][1])/4)
+    height = 64*(max(ys)-min(ys))+136
+    def place(o): return f'{40+x_step*o[0]:.0f} {40+64*(max(ys)-o[1]):.0f}'
+    def line(a, b, w):
+        kind = 'plus' if w>0 else 'minus' if w<0 else 'same'
+        return f'<path class="{kind}" d="M{place(at[a])}Q{place(bend(at[a], at[b]))} {place(at[b])}" stroke-width="{1+4*abs(w):.1f}"/>'
+    def node(o):
+        text = escape(label(*o, circuit, texts).split('.')[-1])
+        name = escape(f'{o[0]}:{o[1]}')
+        shape = '<circle r="9"/>' if o[0] in circuit.nodes else '<rect x="-9" y="-9" width="18" height="18"/>'
+        head = f'<g class="node{" open"*(o==opened)}" tabindex="0" role="button" aria-label="{text}" '
+        head += f'data-node="{name}" transform="translate({place(at[o])})">'
+        strong = strong_words(o, words) if len(at)<=40 else ()
+        below = ''.join(f'<text class="word" y="{22+12*i}">{escape(t)}</text>' for i,t in enumerate(strong))
+        return f'{head}{shape}<text y="-14">{text}</text>{below}</g>'
+    def lines_below(i, o): return ''.join(f'<text x="{40+x_step*i:.0f}" y="{height-50+17*j:.0f}">{escape(t)}</text>' for j,t in enumerate(wrap(o, 10)))
+    below = ''.join(lines_below(i, o) for i,o in enumerate(headings))
+    own = f' xmlns="http://www.w3.org/2000/svg"><style>{style}</style' if style else ''
+    start = f'<svg class="circuit" viewBox="0 0 {width:.0f} {height:.0f}" style="min-width:{width/16:.0f}rem"{own}>'
+    return f'{start}{"".join(line(*o) for o in lines)}{"".join(map(node, at))}{below}</svg>'
 
 # %% ../../nbs/905_circuits.draw.ipynb #3c9749cf
+class Drawing(str):
+    "The text of an SVG file, which notebooks show as a picture"
+    def __repr__(self): return f'Drawing of {len(self)} characters'
+    def _repr_svg_(self): return str(self)
+
 def draw_circuit(
     model, # A `Decoder`
     circuit, # One of its circuits
     words:dict=None, # From `node_words`
-    dark:bool=False, # For a dark page?
-):
+) -> Drawing: # In the reader's light or dark mode
     "Draw a circuit: edges of positive weight blue, of negative weight orange and dashed, other links dotted"
     words = node_words(model, circuit) if words is None else words
-    at,lines,headings = layout(circuit, model.links(), words)
-    colors = ('#131416 #e6e6e6 #8b9099 #56b4e9 #e69f00' if dark else 'white #222222 #8a8a8a #0072b2 #d55e00').split()
-    (paper,ink,*_),n,ys = colors,len(headings),[y for _,y in at.values()]
-    size = max(7.2, .65*n),min(9, 2.4+.8*(max(ys)-min(ys)))
-    fig,ax = plt.subplots(figsize=size, facecolor=paper, layout='constrained')
-    draw_lines(ax, at, lines, colors)
-    draw_nodes(ax, at, circuit, words, texts_of(model), colors, 'small' if n<=11 else 'x-small')
-    ax.set_xticks(range(n), [fill(o, 10) for o in headings], rotation=0 if n<=11 else 90, fontsize='small', color=ink)
-    for o in ax.lines: ys += [min(o.get_ydata()), max(o.get_ydata())]
-    ax.set(yticks=[], xlim=(-.6,n-.4), ylim=(min(ys)-.6,max(ys)+.6), facecolor=paper)
-    ax.set_title(f'{circuit.task}: {circuit.n_nodes} nodes, {circuit.n_edges} edges, loss {circuit.loss:.2f}', fontsize='medium', color=ink)
-    for o in ax.spines.values(): o.set_visible(False)
-    ax.tick_params(length=0, colors=ink)
-    return fig
+    return Drawing(circuit_svg(circuit, *layout(circuit, model.links(), words), words, texts_of(model), style=_look))
 
-# %% ../../nbs/905_circuits.draw.ipynb #796db6ec
-_head = '''<!doctype html><html lang="en"><meta charset="utf-8">
+# %% ../../nbs/905_circuits.draw.ipynb #6ca63d3d
+_head = f'''<!doctype html><html lang="en"><meta charset="utf-8">
 <meta name="viewport" content="width=device-width"><title>Circuits</title><style>
-:root{color-scheme:light dark;--paper:#fff;--ink:#222;--grey:#8a8a8a;--plus:#0072b2;--minus:#d55e00}
-@media(prefers-color-scheme:dark){:root{--paper:#131416;--ink:#e6e6e6;--grey:#8b9099;--plus:#56b4e9;--minus:#e69f00}}
-body{background:var(--paper);color:var(--ink);font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:1rem auto;padding:0 1rem}
-svg{width:100%;min-width:56rem;height:auto}svg text{fill:var(--ink);font-size:13px;text-anchor:middle}
-svg text{paint-order:stroke;stroke:var(--paper);stroke-width:3}svg rect+text{font-size:18px}path{fill:none}
-circle,rect{fill:var(--paper);stroke:var(--ink);stroke-width:1.5}
-g.node{cursor:pointer}g.node.open circle,g.node:focus circle{stroke:var(--plus);stroke-width:4}g.node:focus{outline:none}
-.same{stroke:var(--grey);stroke-dasharray:2 3}.plus{stroke:var(--plus)}.minus{stroke:var(--minus);stroke-dasharray:6 3}
-.told{border-left:4px solid var(--plus);padding:.2rem 1rem}.hint{margin:.4rem 0;color:var(--grey)}
-table{border-collapse:collapse;font-size:14px}td,th{padding:.1rem .4rem;text-align:left}
-code{background:color-mix(in srgb,var(--grey) 25%,transparent)}.wide{overflow-x:auto}</style>'''
+{_look}
+body{{color:var(--ink);font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:1rem auto;padding:0 1rem}}svg{{width:100%;height:auto}}
+g.node{{cursor:pointer}}.circuit g.node.open circle,.circuit g.node:focus circle{{stroke:var(--plus);stroke-width:4}}g.node:focus{{outline:none}}
+.told{{border-left:4px solid var(--plus);padding:.2rem 1rem}}.hint{{margin:.4rem 0;color:var(--grey)}}
+table{{border-collapse:collapse;font-size:14px}}td,th{{padding:.1rem .4rem;text-align:left}}
+code{{background:color-mix(in srgb,var(--grey) 25%,transparent)}}.wide{{overflow-x:auto}}</style><body class="circuit">'''
 
 # %% ../../nbs/905_circuits.draw.ipynb #f9d5d2ca
 _script = '''<script>const fit=()=>{if(frameElement)frameElement.style.height=document.body.offsetHeight+32+'px'}
@@ -213,37 +214,16 @@ def node_details(o, circuit, lines, words, texts):
     lines = [f'<b>{name(o)}</b>: {role}', *listed('reads', fed), *listed('feeds', feeds)]
     return f"{'<br>'.join(lines)}<table>{rows}</table>"
 
-# %% ../../nbs/905_circuits.draw.ipynb #ad2d5187
-def circuit_svg(circuit, at, lines, headings, texts, opened):
-    "The picture of a circuit as SVG, with the node `opened` marked"
-    x_step = 840/max(len(headings)-1, 1)
-    ys = [y for _,y in at.values()]
-    for a,b,_ in lines: ys.append((at[a][1]+2*bend(at[a], at[b])[1]+at[b][1])/4)
-    height = 64*(max(ys)-min(ys))+136
-    def place(o): return f'{40+x_step*o[0]:.0f} {40+64*(max(ys)-o[1]):.0f}'
-    def line(a, b, w):
-        kind = 'plus' if w>0 else 'minus' if w<0 else 'same'
-        return f'<path class="{kind}" d="M{place(at[a])}Q{place(bend(at[a], at[b]))} {place(at[b])}" stroke-width="{1+4*abs(w):.1f}"/>'
-    def node(o):
-        text = escape(label(*o, circuit, texts).split('.')[-1])
-        name = escape(f'{o[0]}:{o[1]}')
-        shape = '<circle r="9"/>' if o[0] in circuit.nodes else '<rect x="-9" y="-9" width="18" height="18"/>'
-        head = f'<g class="node{" open"*(o==opened)}" tabindex="0" role="button" aria-label="{text}" '
-        head += f'data-node="{name}" transform="translate({place(at[o])})">'
-        return f'{head}{shape}<text y="-14">{text}</text></g>'
-    def lines_below(i, o): return ''.join(f'<text x="{40+x_step*i:.0f}" y="{height-50+17*j:.0f}">{escape(t)}</text>' for j,t in enumerate(wrap(o, 10)))
-    below = ''.join(lines_below(i, o) for i,o in enumerate(headings))
-    return f'<svg viewBox="0 0 920 {height:.0f}">{"".join(line(*o) for o in lines)}{"".join(map(node, at))}{below}</svg>'
-
 # %% ../../nbs/905_circuits.draw.ipynb #1ee60e15
 def circuit_section(model, circuit, words):
     "Picture and details of a circuit"
-    (at,lines,headings),texts = layout(circuit, model.links(), words),texts_of(model)
+    (at,lines,headings) = layout(circuit, model.links(), words)
+    texts = texts_of(model)
     told = {o:node_details(o, circuit, lines, words, texts) for o in at}
     opened = next(o for o in at if o[0] in circuit.nodes)
     rest = json.dumps({f'{k}:{c}':t for (k,c),t in told.items()}).replace('</', '<\\/')
     size = f'{circuit.n_nodes} nodes, {circuit.n_edges} edges, loss {circuit.loss:.2f}, accuracy {circuit.accuracy:.2f}'
-    return f"""<section><h2>{escape(circuit.task)}</h2><p>{size}</p><div class="wide">{circuit_svg(circuit, at, lines, headings, texts, opened)}</div>
+    return f"""<section><h2>{escape(circuit.task)}</h2><p>{size}</p><div class="wide">{circuit_svg(circuit, at, lines, headings, words, texts, opened)}</div>
 <p class="hint">Click a node: what it is, what it reads and feeds, and where it is strongest.</p>
 <div class="told" aria-live="polite">{told[opened]}</div><script type="application/json">{rest}</script></section>"""
 

@@ -13,7 +13,9 @@ from fastcore.basics import *
 from torch import nn
 
 # %% ../../nbs/900_circuits.language.ipynb #68535a2c
-names,words,digits = list('abcdefgh'),'cat dog fox owl sun sea oak ivy tea ice'.split(),list('0123456789')
+names = list('abcdefgh')
+words = 'cat dog fox owl sun sea oak ivy tea ice'.split()
+digits = list('0123456789')
 vocab = ['<s>','\n','\n\t','=',"'",'"','[',']',']]','set()',"''",'.add(',')','+=','for','while','in','<',':','with',
     'import','as','yield','return',*names,*words,*digits]
 token_ids = {o:i for i,o in enumerate(vocab)}
@@ -33,7 +35,10 @@ class Writer:
     def __init__(self,
         seed, # Seed of the random draws
     ):
-        self.random,self.tokens,self.nats,self.made = random.Random(seed),['<s>'],0.,{}
+        self.random = random.Random(seed)
+        self.tokens = ['<s>']
+        self.nats = 0.
+        self.made = {}
 
     def pick(self, options, weights=None):
         "Draw one of `options` with probability p, and add -log(p) to `nats`"
@@ -58,18 +63,21 @@ def name(self:Writer):
 
 @patch
 def text(self:Writer):
-    name,quote = self.name(),self.pick(["'",'"'])
+    name = self.name()
+    quote = self.pick(["'",'"'])
     return [name,'=',quote,*self.some(words),quote]
 
 @patch
 def numbers(self:Writer):
-    name,depth = self.name(),self.pick([1,2])
+    name = self.name()
+    depth = self.pick([1,2])
     return [name,'=',*['[']*depth,*self.some(digits),']'*depth]
 
 # %% ../../nbs/900_circuits.language.ipynb #4e82d0eb
 @patch
 def empty(self:Writer):
-    name,kind = self.name(),self.pick(['set()',"''"])
+    name = self.name()
+    kind = self.pick(['set()',"''"])
     self.made[name] = kind
     return [name,'=',kind]
 
@@ -112,7 +120,9 @@ def programs(
     length:int=context, # Input tokens of a program; a row has one more, the last target
 ) -> tuple: # Ids of shape (n, length+1), and the entropy in nats per token
     "Programs to train on, and the lowest loss that a network can reach"
-    rows,nats,count = [],0.,0
+    rows = []
+    nats = 0.
+    count = 0
     for i in range(n):
         w = Writer(f'{seed}.{i}')
         while len(w.tokens)<=length: w.line()
@@ -156,12 +166,15 @@ class Task:
 # %% ../../nbs/900_circuits.language.ipynb #ab324df8
 def quotes(w):
     "Which quote closes the string?"
-    name,inside = w.pick(names),w.some(words, 3)
+    name = w.pick(names)
+    inside = w.some(words, 3)
     return [([name,'=',q,*inside], q) for q in ("'",'"')]
 
 def brackets(w):
     "How many brackets are open?"
-    name,first,inside = w.pick(names),w.pick(digits),w.some(digits, 3)
+    name = w.pick(names)
+    first = w.pick(digits)
+    inside = w.some(digits, 3)
     return [([name,'=','[',o,*inside], a) for o,a in ((first,']'), ('[',']]'))]
 
 # %% ../../nbs/900_circuits.language.ipynb #ee263b95
@@ -182,12 +195,14 @@ def loop_words(w):
 
 def opens_block(w):
     "Does this line open a block?"
-    word,name = w.pick(words),w.pick(names)
+    word = w.pick(words)
+    name = w.pick(names)
     return [(['with',word,'as',name], ':'), (['import',word,'as',name], '\n')]
 
 def indentation(w):
     "Is the next line still in the block?"
-    head,inside = [*w.loop(),'\n\t'],w.some(words, 3)
+    head = [*w.loop(),'\n\t']
+    inside = w.some(words, 3)
     return [([*head,'yield',*inside], '\n\t'), ([*head,'return',*inside], '\n')]
 
 # %% ../../nbs/900_circuits.language.ipynb #05c3d9e0

@@ -54,9 +54,11 @@ class Block(nn.Module):
     "Attention and an MLP; the outputs of the modules in `at` are nodes"
     def __init__(self, d, d_head, n_layers, slopes, sink, top, context):
         super().__init__()
-        self.n_heads,self.at = d//d_head,node_modules(dict.fromkeys(sites, d)|dict(hidden=4*d), top)
+        self.n_heads = d//d_head
+        self.at = node_modules(dict.fromkeys(sites, d)|dict(hidden=4*d), top)
         self.q,self.k,self.v,self.o = (nn.Linear(d, d, bias=False) for _ in range(4))
-        self.up,self.down = nn.Linear(d, 4*d),nn.Linear(4*d, d, bias=False)
+        self.up = nn.Linear(d, 4*d)
+        self.down = nn.Linear(4*d, d, bias=False)
         self.sink = nn.Parameter(torch.zeros(self.n_heads)) if sink else None
         for m in (self.q,self.k,self.v,self.o,self.up,self.down):
             nn.init.normal_(m.weight, std=(m.in_features*(2*n_layers if m in (self.o,self.down) else 1))**-.5)
@@ -103,7 +105,8 @@ class Decoder(nn.Module):
         self.config = dict(d=d, n_layers=n_layers, d_head=d_head, slopes=slopes, sink=sink, bigram=bigram, top=top, vocab=vocab, context=context)
         vars(self).update(self.config)
         n = len(vocab)
-        self.emb,self.head = nn.Embedding(n, d),nn.Linear(d, n, bias=False)
+        self.emb = nn.Embedding(n, d)
+        self.head = nn.Linear(d, n, bias=False)
         self.table = nn.Embedding(n, n) if bigram else None
         self.blocks = nn.Sequential(*(Block(d, d_head, n_layers, slopes, sink, top, context) for _ in range(n_layers)))
         self.at = node_modules(dict(emb=d, read=d), top, ['emb','read'])
@@ -139,7 +142,8 @@ def attention_links(
 ) -> list: # Of `Link`
     "The links from `read1` through queries, keys and values to `write1`"
     n = len(block.q.weight)
-    heads,pair = torch.arange(n)//d_head,torch.eye(n, dtype=torch.bool)
+    heads = torch.arange(n)//d_head
+    pair = torch.eye(n, dtype=torch.bool)
     of_head = heads[:,None]==heads
     reads = [joined(at('read1'), at(o), block.get_submodule(o).weight) for o in 'qkv']
     gates = [Link(at(o), at('v'), of_head, 'gate') for o in 'qk']
@@ -193,7 +197,8 @@ def shown(
     if progress is not None:
         yield from progress_bar(items) if progress else items
         return
-    start,todo = time.perf_counter(),iter(items)
+    start = time.perf_counter()
+    todo = iter(items)
     for done,o in enumerate(todo, 1):
         yield o
         left = len(items)-done
@@ -205,7 +210,8 @@ def gpt2_links(
 ) -> list: # Of `Link`; their sources are the names of the node modules
     "The links of GPT-2"
     d,n = model.config.n_embd,model.config.n_head
-    same,heads = torch.eye(d, dtype=torch.bool),torch.arange(d)//(d//n)
+    same = torch.eye(d, dtype=torch.bool)
+    heads = torch.arange(d)//(d//n)
     pair,gate = torch.zeros(2, 3*d, 3*d, dtype=torch.bool)
     pair[:d,d:2*d] = pair[d:2*d,:d] = same
     gate[2*d:,:2*d] = (heads[:,None]==heads).repeat(1, 2)

@@ -42,8 +42,13 @@ class Study:
         **decoder # Arguments of `Decoder` and `train_decoder`
     ):
         store_attr()
-        self.todo,self.search,self.out = todo or [*tasks, *nonsense],search or {},Path(out)
-        self.decoder,self.rows,self.circuits,self.trained = decoder,[],{},{}
+        self.todo = todo or [*tasks, *nonsense]
+        self.search = search or {}
+        self.out = Path(out)
+        self.decoder = decoder
+        self.rows = []
+        self.circuits = {}
+        self.trained = {}
         self.out.mkdir(parents=True, exist_ok=True)
         file = self.out/'settings.json'
         mine = json.dumps(dict(steps=steps, n_programs=n_programs, search=self.search, **decoder))
@@ -73,7 +78,8 @@ def write_whole(save, file):
 @patch
 def train(self:Study, name, seed):
     "Train a network, or read it from the folder"
-    way,file = self.ways[name],self.out/f'{name}_{seed}.pt'
+    way = self.ways[name]
+    file = self.out/f'{name}_{seed}.pt'
     if self.resumed and file.exists():
         t = self.trained[name,seed] = Trained.load(file)
         if t.method!=way: raise ValueError(f"{str(file)!r} holds a network of {t.method!r}, "
@@ -94,7 +100,8 @@ def find(self:Study, name, seed, task, source=None):
     if any((r['model'],r['seed'],r['task'])==(name,seed,task) for r in self.rows):
         if file.exists(): self.circuits[name,seed,task] = Circuit.load(file)
         return
-    model,start = shuffled(t.model, seed) if source else t.model,time.process_time()
+    model = shuffled(t.model, seed) if source else t.model
+    start = time.process_time()
     c = find_circuit(model, make_task(task), xb=programs(200, 'means')[0][:,:-1], seed=seed, progress=False, **self.search)
     facts = dict(task=task, model=name, seed=seed, valid_loss=t.valid_loss, train_seconds=t.train_seconds, live_weights=t.live_weights)
     row = check_circuit(model, c, make_task(task, 100, seed=1), seed=seed)
@@ -123,12 +130,11 @@ def draw(self:Study):
     mine = {k[2]:c for k,c in self.circuits.items() if k[:2]==(name,0) and c.found and k[2] in tasks}
     model = self.trained[name,0].model
     words = {k:node_words(model, c) for k,c in mine.items()}
-    figs = {f'{k}{"_dark"*dark}':draw_circuit(model, c, words[k], dark) for k,c in mine.items() if c.n_edges<=120
-        for dark in (False,True)}
-    figs['edges'] = plot_edges(self.table)
-    for k,fig in figs.items():
-        fig.savefig(self.out/f'{k}.png', dpi=150, facecolor=fig.get_facecolor())
-        plt.close(fig)
+    for k,c in mine.items():
+        if c.n_edges<=120: (self.out/f'{k}.svg').write_text(draw_circuit(model, c, words[k]), encoding='utf-8')
+    fig = plot_edges(self.table)
+    fig.savefig(self.out/'edges.png', dpi=150)
+    plt.close(fig)
     circuit_page(model, list(mine.values()), self.out/'index.html', self.table, words)
 
 # %% ../../nbs/906_circuits.run.ipynb #23ea9d67
@@ -161,7 +167,8 @@ def main(
     todo:str=None, # Tasks, separated by commas; all by default
 ):
     "Train a dense and a sparse decoder, find the circuits of eight tasks, test them, and draw them"
-    ways,todo = ways.split(','),todo and todo.split(',')
+    ways = ways.split(',')
+    todo = todo and todo.split(',')
     for names,known in ((ways,[*methods]), (todo or [],[*tasks, *nonsense])):
         odd = {*names}-{*known}
         if odd: raise ValueError(f"{', '.join(odd)} is none of {', '.join(known)}")

@@ -106,7 +106,9 @@ def judged(
 # %% ../../nbs/904_circuits.search.ipynb #3968a505
 def _pruned(masks, links):
     "`masks` without the dead ends that one look finds"
-    masks,fed,leads = {k:v.clone() for k,v in masks.items()},{},{}
+    masks = {k:v.clone() for k,v in masks.items()}
+    fed = {}
+    leads = {}
     for source,target,w,kind in links:
         live = w!=0
         if kind in ('weight','same'): fed[target] = fed.get(target, False)|live[:,masks[source]].any(1)
@@ -244,7 +246,8 @@ class Numbers:
 
     def step(self, batch, price):
         "Lower the loss of the kept nodes on `batch` plus their price"
-        search,fit = self.search,(self.fit[0].clamp(0, 10),self.fit[1])
+        search = self.search
+        fit = (self.fit[0].clamp(0, 10),self.fit[1])
         masks = {k:Heaviside.apply(v)*search.may[k] for k,v in self.of.items()}
         loss = task_loss(margins(search.model, batch, masks, search.means), batch.side, fit)
         self.opt.zero_grad()
@@ -262,13 +265,16 @@ def sweep(self:Search, bar, n_steps, prices, lr, n_pairs, every, g):
     """One pass with a rising price: the smallest circuit that reaches each aim, and the lowest loss seen
 
     A circuit is a tuple of its size, its masks and the numbers of all nodes."""
-    numbers,best,least = Numbers(self, lr, g),{},math.inf
+    numbers = Numbers(self, lr, g)
+    best = {}
+    least = math.inf
     for t,_ in zip(range(n_steps), bar):
         i = 2*torch.randperm(len(self.train)//2, generator=g)[:n_pairs]
         numbers.step(self.train.rows(torch.cat([i,i+1])), prices[0]*(prices[1]/prices[0])**(t/n_steps))
         if t%every!=every-1: continue
         kept = self.core(numbers.kept)
-        size,loss = self.size(kept),self.loss(kept, self.look)
+        size = self.size(kept)
+        loss = self.loss(kept, self.look)
         least = min(least, loss)
         for aim in self.aims:
             if loss<=aim and (aim not in best or size<=best[aim][0]): best[aim] = size,kept,numbers.copy()
@@ -318,7 +324,9 @@ def frozen(model):
 @patch
 def passes(self:Search, starts, n_steps, prices, seed, goal, progress, **kwargs):
     "Circuits of several passes, and the lowest loss seen; one more at a tenth of the price, if none reaches the goal but the network does"
-    found,least,g = [],math.inf,torch.Generator()
+    found = []
+    least = math.inf
+    g = torch.Generator()
     bar = iter(shown(range((starts+1)*n_steps), progress))
     knows = self.loss(self.may, self.look)<=goal
     for i in range(starts+knows):
@@ -363,7 +371,9 @@ def find_circuit(
 # %% ../../nbs/904_circuits.search.ipynb #49e56db3
 def losses_without(model, circuit, task, n_random, seed):
     "The losses of the tests of a circuit, by name"
-    g,own,inverse = torch.Generator().manual_seed(seed),circuit.masks(),circuit.masks(inverse=True)
+    g = torch.Generator().manual_seed(seed)
+    own = circuit.masks()
+    inverse = circuit.masks(inverse=True)
     def cut(masks): return task_loss(margins(model, task, masks, circuit.means)).item()
     def half(): return {k:1-v*(torch.rand(v.shape, generator=g)<.5) for k,v in own.items()}
     def others():
@@ -440,7 +450,8 @@ def shuffled(
     seed:int=0, # Seed of the order
 ) -> nn.Module: # A copy
     "The network with the nonzero weights of each matrix in random order, zeros in place"
-    model,g = deepcopy(model),torch.Generator().manual_seed(seed)
+    model = deepcopy(model)
+    g = torch.Generator().manual_seed(seed)
     for p in model.matrices().values():
         i = p.detach().flatten().nonzero()[:,0]
         p.data.view(-1)[i] = p.data.view(-1)[i[torch.randperm(len(i), generator=g)]]

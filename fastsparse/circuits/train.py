@@ -247,7 +247,9 @@ class Training:
     "A run: a model, its optimizer, the parts that make and keep it sparse, and how far it is"
     def __init__(self, model, train, file, device, facts):
         store_attr('model,file,facts')
-        self.done,self.parts,self.began = resumed(file, facts),{},time.process_time()
+        self.done = resumed(file, facts)
+        self.parts = {}
+        self.began = time.process_time()
         self.home = next(model.parameters()).device
         self.device = torch.device(device or self.home)
         self.batches = map(as_ids, batches_of(train, facts['batch_size'], facts['seed']))
@@ -330,7 +332,9 @@ def end(self:Training):
 @patch
 def train(self:Training, valid, save_every, progress):
     "Make all steps that are left"
-    start,n,stop_at = self.done['t'],self.facts['n_steps'],self.facts['stop_at']
+    start = self.done['t']
+    n = self.facts['n_steps']
+    stop_at = self.facts['stop_at']
     if start: load_run(self.file, **self.saved)
     for _ in range(start): next(self.batches)
     for t in shown(range(start, n), progress):

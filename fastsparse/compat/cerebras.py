@@ -136,7 +136,8 @@ def mask_grow_maximum(
 ) -> torch.Tensor: # Bool tensor
     "`mask` with the dead weights of highest score added"
     _check_mask(score, mask)
-    s,live = as_structure(structure),count_live(mask)
+    s = as_structure(structure)
+    live = count_live(mask)
     wanted = n_live(mask.numel(), sparsity)
     if live>wanted: return mask.clone()
     n = s.count(mask.shape, wanted)

@@ -19,8 +19,11 @@ class ModelCall(ModelConfig):
     "The arguments of a function that builds a model, in place of a configuration"
     open = False
     def __init__(self, build):
-        self.build,self.given,self.tried = build,getattr(build, 'keywords', {}),{}
-        params,self.name = [*signature(build).parameters.values()],getattr(build, 'func', build).__name__
+        self.build = build
+        self.given = getattr(build, 'keywords', {})
+        self.tried = {}
+        params = [*signature(build).parameters.values()]
+        self.name = getattr(build, 'func', build).__name__
         passes_on = any(p.kind==Parameter.VAR_KEYWORD for p in params)
         if passes_on: params = [*signature(type(self.built({}))).parameters.values(), *params]
         usual = {p.name:p.default for p in params if p.default is not Parameter.empty}
@@ -44,7 +47,8 @@ def _gone(counts, sizes):
     groups,gone = counts.groups,[]
     for s,gs in counts.spaces.items():
         for name,d in s:
-            labels,size = groups.axes[name,d],sizes.get(name, ())
+            labels = groups.axes[name,d]
+            size = sizes.get(name, ())
             if {*labels.tolist()}!={*gs} or len(size)<=d: continue
             gone += gs[size[d]*len(gs)//len(labels):]
             break
@@ -60,7 +64,8 @@ def rebuilding_line(
     counts = ConfigCounts(channel_groups(build(), xb), '', call)
     new = why = counts.left(_gone(counts, sizes_of(small)))
     if not isinstance(new, str):
-        line,like = call.line(new),call.built(new)
+        line = call.line(new)
+        like = call.built(new)
         if sizes_of(like)!=sizes_of(small): why = f'{line} has other sizes'
         elif differs(outputs_of(small, xb), outputs_of(filled(like, small), xb)): why = f'{line} computes something else'
         else: return line

@@ -97,7 +97,8 @@ def choose_groups(
 # %% ../../nbs/722_cut.channels.ipynb #05a119bd
 def _seconds(model, xb):
     def single(t): return t.detach().float() if t.is_floating_point() else t
-    small,xb = shared_copy(model, single),tree_map_only(torch.Tensor, single, xb)
+    small = shared_copy(model, single)
+    xb = tree_map_only(torch.Tensor, single, xb)
     return sorted(times_in_turns([lambda: outputs_of(small, xb)], 5)[0])[2]
 
 _costs = dict(weights=lambda model, xb: sum(map(torch.numel, model.parameters())), flops=count_flops, seconds=_seconds)
@@ -158,7 +159,8 @@ def among_structure(groups, structure):
 
 def _writers(model, groups):
     "Space → the names of the weights whose outputs it is"
-    ps,res = dict(model.named_parameters()),{}
+    ps = dict(model.named_parameters())
+    res = {}
     def is_written(n, d):
         if n not in ps or ps[n].ndim<2: return False
         path,_,attr = n.rpartition('.')
@@ -172,7 +174,8 @@ def fractions_of(
     rules, # As in `sparsify_model`: pairs of pattern and fraction, or a dict
 ) -> torch.Tensor: # Over all labels
     "The fraction that rules ask for"
-    writers,ps = _writers(model, groups),dict(model.named_parameters())
+    writers = _writers(model, groups)
+    ps = dict(model.named_parameters())
     names = list(dict.fromkeys(concat(writers.values())))
     asked = dict(zip(names, settings_of(rules, names, [ps[n] for n in names], model, 'sparsity')))
     for n,v in asked.items():
@@ -183,7 +186,8 @@ def fractions_of(
         if len(set().union(*theirs.values()))>1:
             raise ValueError(f"{', '.join(str(p[-1]) for p in own.settings)} is one number for {', '.join(writers[s][0] for s in theirs)}, "
                 "and the rules ask for different ones: ask for the same, or pass even=False")
-    res,free = torch.zeros(groups.n).double(),groups.free()
+    res = torch.zeros(groups.n).double()
+    free = groups.free()
     for ats,gs in groups.spaces():
         values = found[tuple(ats)]
         if not free[gs].any(): continue
@@ -235,7 +239,8 @@ def readers_of(
     masks:dict={}, # Name → mask of a weight
 ) -> list: # Of `Reader`
     "The weights whose inputs are among `some` groups"
-    read,res = {p.name for p in groups.products if p.cols is not None},[]
+    read = {p.name for p in groups.products if p.cols is not None}
+    res = []
     for name,p in model.named_parameters(remove_duplicate=False):
         path,_,attr = name.rpartition('.')
         m = model.get_submodule(path)
@@ -269,7 +274,8 @@ def solvable_scores(
 
 def healed_values(model, groups, gone, calib, damp):
     "New values of the weights and biases that read the groups `gone`, by name"
-    cut,own = module_copy(model),copy(calib)
+    cut = module_copy(model)
+    own = copy(calib)
     mask_groups(cut, groups, gone)
     own.model = cut
     masks = {w.name:w.full_mask() for w in masked_params(cut)}
@@ -343,13 +349,17 @@ def before_fit(self:ChannelPruning):
     n = self.n_epoch*len(self.dls.train)
     last = max(int(self.stop_pct*n)-1, 0)
     self.due = {round(last*(i+1)/self.n_steps) for i in range(self.n_steps)}
-    self.levels,self.groups,self.done = CubicSchedule(0., self.sparsity, max(last, 1)),None,-1
+    self.levels = CubicSchedule(0., self.sparsity, max(last, 1))
+    self.groups = None
+    self.done = -1
 
 # %% ../../nbs/722_cut.channels.ipynb #a075ccb6
 @patch
 def before_step(self:ChannelPruning):
-    t,model = self.epoch*len(self.dls.train)+self.iter,self.learn.model
-    due,self.done = [d for d in self.due if self.done<d<=t],t
+    t = self.epoch*len(self.dls.train)+self.iter
+    model = self.learn.model
+    due = [d for d in self.due if self.done<d<=t]
+    self.done = t
     if not due: return
     if self.groups is None: self.groups = removable_groups(model, self.xb, self.kwargs.get('even'))
     own = {k:v for k,v in self.kwargs.items() if k!='even'}

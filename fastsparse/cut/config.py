@@ -60,7 +60,10 @@ class ModelConfig:
     "The configuration of a model, and the shapes of models with other numbers in it"
     open = True  # May a setting be given that is not among these?
     def __init__(self, model):
-        self.cls,self.config,self.spec,self.tried = type(model),model.config,model.config.to_dict(),{}
+        self.cls = type(model)
+        self.config = model.config
+        self.spec = model.config.to_dict()
+        self.tried = {}
         self.why = ''  # what the class last said against new values
         self.name,self.settings = type(self.config).__name__,dict(settings_of(self.spec))
 
@@ -94,7 +97,8 @@ def shapes(self:ModelConfig, new={}) -> dict: # Name of a parameter or buffer â†
 @patch
 def stages(self:ModelConfig):
     "Settings of a backbone that follow from its number of layers, as pairs of path and `unset`"
-    names,out = self.spec.get('stage_names'),self.spec.get('out_features')
+    names = self.spec.get('stage_names')
+    out = self.spec.get('out_features')
     if not names or out not in (None,names[-1:]): return []
     return [((k,),unset) for k in ('stage_names','out_features','out_indices') if k in self.spec]
 
@@ -149,7 +153,9 @@ class SharedCount:
 class ConfigCounts:
     "What `config`, a `ModelConfig` of the module `name` of the model of `groups`, says of the numbers of groups"
     def __init__(self, groups, name, config):
-        self.groups,self.host,self.config = groups,name,config
+        self.groups = groups
+        self.host = name
+        self.config = config
         self.prefix,self.base,self.known,self.spaces = f'{name}.' if name else '',self.config.shapes(),{},{}
         for ats,gs in groups.spaces():
             if self.base is not None and all(self.size(at, self.base) is not None for at in ats): self.spaces[tuple(ats)] = gs
@@ -214,7 +220,8 @@ def computes(self:ConfigCounts, new, gone):
 @patch
 def attributes(self:ConfigCounts, space):
     "The numbers that the modules around a space keep"
-    modules,res = dict(self.groups.model.named_modules()),{}
+    modules = dict(self.groups.model.named_modules())
+    res = {}
     for name,_ in space:
         m = modules.get(name.rpartition('.')[0].rpartition('.')[0])
         if m is not None: res |= {k:v for k,v in vars(m).items() if type(v) is int and v>0 and k[0]!='_'}
@@ -223,7 +230,8 @@ def attributes(self:ConfigCounts, space):
 @patch
 def candidates(self:ConfigCounts, space):
     "Settings that may hold the number of groups of a space, the likely ones first"
-    n,own = len(self.spaces[space]),self.attributes(space).values()
+    n = len(self.spaces[space])
+    own = self.attributes(space).values()
     sizes = [self.size(at, self.base) for at in space]
     near = {n, *own, *sizes, *(size//o for size in sizes for o in own)}
     def usable(v): return v is None or type(v) in (int,float) and v>0 and (v%n==0 or n%v==0)
@@ -236,7 +244,8 @@ def candidates(self:ConfigCounts, space):
 @patch
 def shared(self:ConfigCounts, space, settings, fixed, m):
     "A `SharedCount` of `settings`, if they are right for `m` groups in a space; else whether they change it"
-    n,spaces = len(self.spaces[space]),{}
+    n = len(self.spaces[space])
+    spaces = {}
     own = SharedCount(self, n, {p:ifnone(v, n) for p,v in settings.items()}, fixed, spaces)
     new = own.values(m)
     if new is None: return False
@@ -252,7 +261,9 @@ def shared(self:ConfigCounts, space, settings, fixed, m):
 @patch
 def search(self:ConfigCounts, space):
     "The `SharedCount` of a space; None if there is none"
-    settings,n,near = self.candidates(space),len(self.spaces[space]),{}
+    settings = self.candidates(space)
+    n = len(self.spaces[space])
+    near = {}
     for p,v in settings.items():
         for m in {max(int(n//(v or n)), 1), n//2, 8}:
             found = 0<m<n and self.shared(space, {p:v}, {}, m)
@@ -327,7 +338,8 @@ def _setting(o, k): return o[k] if isinstance(o, (dict,list)) else getattr(o, k)
 def _take(config, like, paths):
     "Put the settings `paths` of one configuration into another"
     for *path,k in paths:
-        at,value = reduce(_setting, path, config),reduce(_setting, [*path,k], like)
+        at = reduce(_setting, path, config)
+        value = reduce(_setting, [*path,k], like)
         if isinstance(at, (dict,list)): at[k] = value
         else: setattr(at, k, value)
 
@@ -375,7 +387,8 @@ def _refuse(kind, why, *args, **kwargs):
 # %% ../../nbs/720_cut.config.ipynb #421bd420
 def _describe_cut(counts, small, gone):
     "Let the configuration that `counts` are of, in the copy `small`, say what is left"
-    host,new = small.get_submodule(counts.host),counts.left(gone)
+    host = small.get_submodule(counts.host)
+    new = counts.left(gone)
     if not counts.describes():
         host.save_pretrained = partial(_refuse, type(host).__name__, new)
         return
@@ -409,7 +422,8 @@ def keep_to_config(
 ):
     "Hold the groups whose number no configuration says, and note in `groups.shared` the numbers that several spaces share"
     if even is False: return
-    found,free = describe_cuts(groups),groups.free()
+    found = describe_cuts(groups)
+    free = groups.free()
     if isinstance(even, ModelConfig): found = [ConfigCounts(groups, '', even)]
     counts = [c for c in found if c.describes()]
     if even and not (found and len(counts)==len(found)):

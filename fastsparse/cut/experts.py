@@ -163,7 +163,8 @@ def new_settings(
     res = {}
     cut(small)
     for name,host in configured(model).items():
-        config,now = ModelConfig(host),sizes_of(small.get_submodule(name))
+        config = ModelConfig(host)
+        now = sizes_of(small.get_submodule(name))
         if now==sizes_of(host): continue
         if config.shapes()!=sizes_of(host):
             raise ValueError(f"{config.name} doesn't describe this {type(host).__name__}, as where layers are quantized or replaced: "
@@ -198,7 +199,8 @@ def _in_a_row(ws):
 def _inputs(block, reader, w, tokens, args, kwargs, out):
     "What meets the columns `w` in a call, times the router's weight, and zero, which nothing else adds"
     x,where,weights = _routed(block, args, kwargs)
-    parts,n_cols = [],w.shape[1]//block.n
+    parts = []
+    n_cols = w.shape[1]//block.n
     for e in range(block.n):
         chosen = where==e
         rows = chosen.any(1)
@@ -223,7 +225,9 @@ def healed_experts(
     damp:float, # As in `prune_experts`
 ) -> dict: # Name of a parameter → its value in the cut model
     "Fit the last weights of the experts that are left to what mixtures returned, in the order of the forward"
-    small,own,left = deepcopy(model),copy(calib),{}
+    small = deepcopy(model)
+    own = copy(calib)
+    left = {}
     cut(small)
     own.model = small
     def wanted(args, kwargs, out): return without_padding(out, calib.tokens())

@@ -40,7 +40,11 @@ def joined_labels(
 class Groups:
     "The groups of a model, from a `walk` that has run on `xb`: what has the same number in `axes` goes together"
     def __init__(self, walk, xb):
-        self.walk,self.xb,self.model,self.products,self.n = walk,xb,walk.model,walk.products,walk.n
+        self.walk = walk
+        self.xb = xb
+        self.model = walk.model
+        self.products = walk.products
+        self.n = walk.n
         self.root = joined_labels(walk.n, torch.cat([torch.zeros(2, 0, dtype=torch.long), *walk.joined], 1))
         self.axes = {(name,d):self.root[labels] for name,own in walk.axes.items() for d,labels in own.items()}
         self.heads = {group for labels in walk.heads for group in self.root[labels].tolist()}
@@ -60,7 +64,8 @@ class Groups:
 @patch
 def spaces(self:Groups) -> list: # Pairs of axes, as (name, axis), and groups
     "Groups with the same axes"
-    where,res = defaultdict(list),defaultdict(list)
+    where = defaultdict(list)
+    res = defaultdict(list)
     for at in sorted(self.axes):
         for group in self.axes[at].unique().tolist(): where[group].append(at)
     for group in sorted(where): res[tuple(where[group])].append(group)
@@ -223,7 +228,8 @@ class Removed(dict):
 @patch
 def zeroed(self:Groups, gone):
     "A copy with a model whose groups `gone` are dead: all their parameters are zero, and the others are the same"
-    new,ps = copy(self),dict(self.model.named_parameters())
+    new = copy(self)
+    ps = dict(self.model.named_parameters())
     own = {id(ps[n]) for (n,_),groups in self.axes.items() if n in ps and gone[groups].any()}
     new.model = shared_copy(self.model, lambda t: t.detach().clone() if id(t) in own else t)
     new.held = dict(self.held)
@@ -235,7 +241,8 @@ def zeroed(self:Groups, gone):
 @patch
 def together(self:Groups) -> list: # Of lists of groups
     "Groups with the same axes, or with one number in a configuration"
-    spaces,joined = {tuple(ats):gs for ats,gs in self.spaces()},[]
+    spaces = {tuple(ats):gs for ats,gs in self.spaces()}
+    joined = []
     for own in self.shared: joined.append([o for s in own.spaces for o in spaces.pop(s, [])])
     return joined+[*spaces.values()]
 

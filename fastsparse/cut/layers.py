@@ -35,8 +35,11 @@ def layer_angles(
     bs:int=32, # Batch size for a dataset
 ) -> list: # For each first block of `n`, from 0 (no change) to 1 (turned around)
     "The mean angle between the input of a block and the output of the last of `n`"
-    calib,ms = Calibration(model, data, n_samples, bs),[*blocks.values()]
-    seen,sums,tokens = [],torch.zeros(len(ms)-n+1, dtype=torch.double),0
+    calib = Calibration(model, data, n_samples, bs)
+    ms = [*blocks.values()]
+    seen = []
+    sums = torch.zeros(len(ms)-n+1, dtype=torch.double)
+    tokens = 0
     def before(m, args, kwargs):
         if m is ms[0]: seen.clear()
         seen.append(_stream(args, kwargs).double())
@@ -56,7 +59,8 @@ def _skipping(m):
     "A forward that returns its input, in whatever the forward of `m` returns"
     f = m.forward
     def skip(*args, **kwargs):
-        x,out = _stream(args, kwargs),f(*args, **kwargs)
+        x = _stream(args, kwargs)
+        out = f(*args, **kwargs)
         return x if isinstance(out, torch.Tensor) else (x,*out[1:])
     return skip
 
@@ -126,7 +130,8 @@ def _says(model, name, stay, calib):
 # %% ../../nbs/724_cut.layers.ipynb #4f670006
 def _first_said(model, name, tries, calib):
     "The first of `tries` that configurations can say, and what `_says` returns"
-    why,n = None,len(model.get_submodule(name))
+    why = None
+    n = len(model.get_submodule(name))
     for gone in tries:
         try: return gone,_says(model, name, [i for i in range(n) if i not in gone], calib)
         except ValueError as e: why = why or e
@@ -163,10 +168,12 @@ def healed_layers(
     "Fit the block before each gap to the stream behind it"
     if 0 in gone: raise ValueError(f"{name}.0 goes, and heal fits the block before: "
         "leave out heal, or keep block 0")
-    small,own = deepcopy(model),copy(calib)
+    small = deepcopy(model)
+    own = copy(calib)
     cut(small)
     own.model = small
-    blocks,left = model.get_submodule(name),small.get_submodule(name)
+    blocks = model.get_submodule(name)
+    left = small.get_submodule(name)
     for last in gone:
         if last+1 in gone: continue
         before = last-sum(i<=last for i in gone)
@@ -203,7 +210,8 @@ def prune_layers(
     "Cut the blocks that change least, and let the configuration follow (arXiv:2403.17887)"
     need_choice('by', by, ['angle','loss'])
     need_number('damp', damp, 0)
-    module,counted = module_of(model),isinstance(n, int)
+    module = module_of(model)
+    counted = isinstance(n, int)
     need_plain(module, 'layers')
     name = blocks or first(blocks_of(module)).rpartition('.')[0]
     own = {f'{name}.{i}':m for i,m in enumerate(module.get_submodule(name))}

@@ -80,12 +80,15 @@ def learner_with(
 # %% ../../nbs/725_cut.shrink.ipynb #497e2c25
 def _shrunk_learner(learn, small, removed, cuts, folded):
     "The smaller `Learner`, whose optimizer has the state of what is left, and what was removed"
-    opt,model,new = learn.opt,learn.model,learner_with(learn, small)
+    opt = learn.opt
+    model = learn.model
+    new = learner_with(learn, small)
     removed = Removed(removed, learn.model, small)
     if opt is None: return new,removed
     new.create_opt()
     for mine,own in zip(new.opt.hypers, opt.hypers): mine.update(own)
-    inner,ps = getattr(opt, 'opt', opt),dict(small.named_parameters())
+    inner = getattr(opt, 'opt', opt)
+    ps = dict(small.named_parameters())
     if isinstance(inner, torch.optim.Optimizer):
         new.opt.opt.state = _carried(inner, model, small, cuts, folded).state
         return new,removed
@@ -98,7 +101,8 @@ def _shrunk_learner(learn, small, removed, cuts, folded):
 def _carried(opt, model, new, cuts, folded):
     """An optimizer like `opt` for the parameters of `new`. A bias that was added is trained as its weight. State of other shapes than
     its parameter's, such as LBFGS's, is dropped, and so is that of folded layers"""
-    names,ps = {p:n for n,p in model.named_parameters()},dict(new.named_parameters())
+    names = {p:n for n,p in model.named_parameters()}
+    ps = dict(new.named_parameters())
     made = {k.removesuffix('bias')+'weight':k for k in ps if k not in names.values()}
     def left(p):
         if p not in names: return [('', p)]
@@ -108,7 +112,8 @@ def _carried(opt, model, new, cuts, folded):
         return {**g, 'params':own if 'param_names' in g else [p for _,p in own]}
     res = type(opt)([group(g) for g in opt.param_groups])
     for p,state in opt.state.items():
-        n,own = names.get(p),cuts.get(names.get(p))
+        n = names.get(p)
+        own = cuts.get(names.get(p))
         if n and n.rpartition('.')[0] in folded or cuts and not all(_is_along(t, p) for t in state.values()): continue
         res.state[ps.get(n, p)] = _state_along(state, own)
     return res
@@ -131,7 +136,8 @@ def _state_along(state, cuts):
 def _shrunk(plain, xb, fold=False):
     "The smaller copy, channels removed by layer, the cuts, what stays though it is dead, and layers with norms folded in"
     new,xb = exact_copy(plain, xb)
-    want,groups = outputs_of(new, xb),follow_groups(new, xb, training=not fold)
+    want = outputs_of(new, xb)
+    groups = follow_groups(new, xb, training=not fold)
     folded = fold_norms(new, groups.walk) if fold else []
     if folded: groups = follow_groups(new, xb)
     describe_cuts(groups)
@@ -256,8 +262,10 @@ def move_constants(
     groups, # `Groups` of a model that is changed in place
 ):
     "Move what layers compute from constants into their biases, or to one constant channel"
-    ps,inner = _by_weight(groups.products),~groups.mask(groups.held)
-    free,fixed = inner.clone(),inner.clone()
+    ps = _by_weight(groups.products)
+    inner = ~groups.mask(groups.held)
+    free = inner.clone()
+    fixed = inner.clone()
     for p in ps:
         cols = groups.root[p.cols]
         bias = not p.padded and _bias_of(p.name, groups.model) is not None

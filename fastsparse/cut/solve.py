@@ -74,12 +74,14 @@ _singular = 'its inputs depend on each other: take a higher damp'
 
 def solve_rows(w, full, mask, H, C, damp):
     "New rows of one group: `w` and `full` are the old ones without and with what goes"
-    live,rows = mask.any(0),mask.any(1)
+    live = mask.any(0)
+    rows = mask.any(1)
     A = H[live][:,live]
     ridge = damp*A.diagonal().mean()
     A = A+ridge*torch.eye(len(A)).to(A)
     R = (full@C)[:,live]+ridge*w[:,live]
-    new,res = torch.linalg.solve(A, R.T).T,torch.zeros_like(w)
+    new = torch.linalg.solve(A, R.T).T
+    res = torch.zeros_like(w)
     own = mask[:,live]
     if not own[rows].all(): new = least_squares(new[None], A[None], R[None], own[None], tol=1e-9)[0]
     res[:,live] = new
@@ -98,7 +100,8 @@ def solve_reader(
     elif len(found[0])<2: raise Unreached('its inputs are of other tokens than in the dense network')
     else: sums = dict(enumerate(found[0].unbind(1)))
     n = len(reader.p.permute(reader.order)) if holds_experts(reader) else len(sums)
-    w,mask = dense.columns(n),reader.mask_columns(n)
+    w = dense.columns(n)
+    mask = reader.mask_columns(n)
     new = w*mask
     for g,(H,C) in sums.items(): new[g] = solve_rows(new[g], w[g], mask[g], H, C, damp)
     if not new.isfinite().all(): raise torch.linalg.LinAlgError
@@ -125,7 +128,9 @@ def solved(
     "Fit weights of a cut network, in the order of the forward"
     todo = [o for o in readers if solvable(calib.model, o)]
     left = {o.name:'its kind of layer has no inputs to fit' for o in readers if o not in todo}
-    beside,named,values = copy(calib),dict(calib.model.named_parameters()),{}
+    beside = copy(calib)
+    named = dict(calib.model.named_parameters())
+    values = {}
     beside.model = dense
     with eager_experts(calib.model), eager_experts(dense):
         reached,calls = layer_calls(calib, todo)
@@ -172,7 +177,8 @@ def fit_outputs(
         raise ValueError(f"heal fits {n} columns at once, "
             f"and its matrices of {n} by {n} don't fit in memory: leave out heal, and tune") from e
     for i in range_of(calib.batches):
-        (x,more),y = seen_in(calib, i, *mine),seen_in(dense, i, *theirs)
+        (x,more) = seen_in(calib, i, *mine)
+        y = seen_in(dense, i, *theirs)
         if len(x)!=len(y): raise Unreached('it sees other tokens than in the dense network')
         total = total+gram(torch.cat([x, y-more], 1)[None])[0,0]
     if not total.isfinite().all(): raise ValueError("what a layer reads or returns is not finite: "
@@ -210,7 +216,8 @@ def elimination_losses(
 ) -> torch.Tensor: # For each unit the loss with which it goes
     "The squared error of outputs when a unit goes, after all that are needed less"
     damped = H+damp*H.diagonal().mean()*torch.eye(len(H)).to(H)
-    inv,w = torch.cholesky_inverse(torch.linalg.cholesky(damped)),w.clone()
+    inv = torch.cholesky_inverse(torch.linalg.cholesky(damped))
+    w = w.clone()
     res = torch.zeros(len(parts)).to(H)
     left = torch.arange(len(parts))
     lost = 0.

@@ -73,7 +73,9 @@ def _smaller(tokenizer, new):
 # %% ../../nbs/726_cut.tokens.ipynb #cce4d85e
 def _cut_rows(model, tables, head, stay):
     "Keep the rows `stay` of what has one for each token: tables, a head or None, and the head's bias, where another module holds it"
-    n,rows,made = tables[0].num_embeddings,torch.tensor(stay),{}
+    n = tables[0].num_embeddings
+    rows = torch.tensor(stay)
+    made = {}
     if head is not None: tables = [*tables, head]
     def has_rows(m, k, p): return p is not None and p.shape[:1]==(n,) and (m in tables or k=='bias' and head is not None)
     owners = [(m, k) for m in model.modules() for k,p in m._parameters.items() if has_rows(m, k, p)]
@@ -96,7 +98,8 @@ def _prune_vocab(model, numericalize, texts):
         raise ValueError("texts holds strings, and Numericalize reads lists of tokens: tokenize them first")
     from fastai.text.core import defaults
     from fastai.text.models.core import LinearDecoder
-    vocab,needed = [*numericalize.vocab],{t for text in texts for t in text}.union(defaults.text_spec_tok)
+    vocab = [*numericalize.vocab]
+    needed = {t for text in texts for t in text}.union(defaults.text_spec_tok)
     tables = [m for m in model.modules() if isinstance(m, nn.Embedding) and m.num_embeddings==len(vocab)]
     if not tables: raise ValueError(f"no embedding of {type(model).__name__} has {len(vocab)} rows, one for each token: "
         "pass the Numericalize of this model")
@@ -121,7 +124,8 @@ def prune_tokens(
     if not hasattr(model, 'get_input_embeddings'):
         raise ValueError(f"{type(model).__name__} is no model of transformers, whose embedding is known: "
             "keep its tokens")
-    stay,table = needed_tokens(tokenizer, texts),model.get_input_embeddings()
+    stay = needed_tokens(tokenizer, texts)
+    table = model.get_input_embeddings()
     if stay[-1]>=table.num_embeddings:
         raise ValueError(f"the tokenizer has a token of number {stay[-1]}, and the model {table.num_embeddings} of them: "
             "pass the tokenizer of this model")

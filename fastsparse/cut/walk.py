@@ -71,15 +71,28 @@ class Walk(TorchDispatchMode):
     With `training`, a constant is one that training computes too"""
     def __init__(self, model, norms=False, training=False):
         super().__init__()
-        self.model,self.norms,self.training,self.n,self.axes,self.stack = model,norms,training,0,{},['']
-        self.joined,self.pinned,self.moving,self.products,self.heads = [],[],[],[],[]
+        self.model = model
+        self.norms = norms
+        self.training = training
+        self.n = 0
+        self.axes = {}
+        self.stack = ['']
+        self.joined = []
+        self.pinned = []
+        self.moving = []
+        self.products = []
+        self.heads = []
         self.names = {id(t):n for n,t in [*model.named_buffers(), *model.named_parameters()]}
         self.stores = {t.untyped_storage().data_ptr():n for n,t in model.named_parameters()}
-        self.known,self.uses,self.made,self.normed = WeakIdKeyDictionary(),WeakIdKeyDictionary(),WeakIdKeyDictionary(),[]
+        self.known = WeakIdKeyDictionary()
+        self.uses = WeakIdKeyDictionary()
+        self.made = WeakIdKeyDictionary()
+        self.normed = []
 
     def run(self, xb):
         "Run the model; what leaves it is pinned"
-        modules,xb = {m:n for n,m in self.model.named_modules()},fresh(xb)
+        modules = {m:n for n,m in self.model.named_modules()}
+        xb = fresh(xb)
         def push(m, *_): self.stack.append(modules[m])
         def pop(*_): del self.stack[-1]
         handles = [m.register_forward_pre_hook(push) for m in modules]+[m.register_forward_hook(pop, always_call=True) for m in modules]
@@ -107,7 +120,8 @@ class Walk(TorchDispatchMode):
     def of(self, t):
         "What is known of `t`; a parameter gets its labels when it is first read"
         if t in self.known: return self.known[t]
-        name,layers = self.names.get(id(t)),[]
+        name = self.names.get(id(t))
+        layers = []
         if name is not None and t.is_floating_point(): layers = self.new_labels(t.shape)
         if layers: self.axes[name] = {d:o.flatten() for o in layers for d in varying(o)}
         self.known[t] = Known(layers, False)
@@ -122,7 +136,8 @@ class Walk(TorchDispatchMode):
 
     def keep(self, t, known, op, decides, in_place):
         "Keep what is known of the result `t`; a label left alone is that of a channel that was taken out by its number"
-        layers,varies = [compact(o) for o in known.layers],known.varies
+        layers = [compact(o) for o in known.layers]
+        varies = known.varies
         for layer in layers:
             if not varying(layer) and t.numel(): self.pin(layer, self.at(op))
         varies = _settled(varies)
@@ -142,7 +157,8 @@ class Walk(TorchDispatchMode):
     # Attention splits an axis into heads and what is in a head, and sums over the latter: then the heads can still go, each as a whole
     def uncut(self, layer, axes, op):
         "The layer if nothing can be cut along `axes`: units of its outer axes go as a whole, or nothing goes"
-        solid,whole = varying(layer)&axes,layer
+        solid = varying(layer)&axes
+        whole = layer
         if not solid: return layer
         if min(varying(layer)) in solid:
             self.pin(layer, self.at(op))
@@ -205,7 +221,8 @@ def _pointwise(walk, call):
     return [Known(walk.combine(ranked, call.op), varies)]
 
 def _moved(walk, call):
-    x,known = call.tensors[0],walk.of(call.tensors[0])
+    x = call.tensors[0]
+    known = walk.of(call.tensors[0])
     def move(layer):
         def label(t): return layer.expand(x.shape).clone(memory_format=torch.contiguous_format) if t is x else t
         args,kwargs = tree_map_only(torch.Tensor, label, (call.args, call.kwargs))
@@ -241,7 +258,8 @@ def _as_a_whole(walk, layers, d, op):
 
 def _in_a_row(walk, along, shapes, d, op):
     "The layers `along` the axis `d` one after another, with pinned labels for tensors that have none"
-    axes,parts = {d}.union(*(varying(o) for layers in along for o in layers)),[]
+    axes = {d}.union(*(varying(o) for layers in along for o in layers))
+    parts = []
     for layers,shape in zip(along, shapes):
         if not layers:
             layers = walk.new_labels([n if i==d else 1 for i,n in enumerate(shape)])
@@ -253,7 +271,8 @@ def _in_a_row(walk, along, shapes, d, op):
 def _reduced(walk, call):
     x = call.args[0]
     given = dict(zip(('dim','keepdim'), call.args[1:])) | call.kwargs
-    asked,keeps = given.get('dim'),given.get('keepdim', False)
+    asked = given.get('dim')
+    keeps = given.get('keepdim', False)
     if isinstance(asked, int): asked = [asked]
     dims = {d%max(x.ndim, 1) for d in asked or range(x.ndim)}
     def cut(t):
@@ -303,7 +322,8 @@ class _Chances(TorchFunctionMode):
         self.walk = walk
 
     def __torch_function__(self, f, types, args=(), kwargs=None):
-        own,name = kwargs or {},getattr(f, '__name__', '')
+        own = kwargs or {}
+        name = getattr(f, '__name__', '')
         res = f(*args, **own)
         p = own.get('p', [*args[1:2], .5][0])
         if self.walk.training and 'dropout' in name and p: self.scale(res, 'alpha' in name)
@@ -321,7 +341,8 @@ def _reached(value, mean, var, by_batch, _, eps):
     return by_batch or (value-mean).abs()<=1e-6*(value.abs()+(var+eps).sqrt())
 
 def _layer_norm(walk, call):
-    x,dims = call.args[0],{call.args[0].ndim-1-i for i in range(0 if walk.norms else len(call.args[1]))}
+    x = call.args[0]
+    dims = {call.args[0].ndim-1-i for i in range(0 if walk.norms else len(call.args[1]))}
     def own(t): return [walk.uncut(_at_rank(o, x.ndim), dims, 'layer_norm') for o in walk.of(t).layers],_at_rank(t, x.ndim).shape
     return [Known(walk.combine([own(t) for t in call.tensors], 'layer_norm'), walk.of(x).varies is not False)]
 
@@ -349,7 +370,8 @@ def _item(walk, call):
 
 def _constants(walk, x, axis):
     "Which indices along `axis` depend on the inputs, which have a constant value, the same everywhere, and the values"
-    flat,varies = x.movedim(axis, 0).flatten(1),walk.of(x).varies
+    flat = x.movedim(axis, 0).flatten(1)
+    varies = walk.of(x).varies
     moves = torch.full((len(flat),), varies) if isinstance(varies, bool) else varies.movedim(axis, 0).flatten(1).any(1).expand(len(flat))
     if not x.numel(): moves = torch.ones_like(moves)  # an expert without tokens
     if moves.all(): return moves,~moves,torch.zeros(len(flat), dtype=x.dtype)
@@ -393,7 +415,8 @@ def _by_weight(walk, x, weight, layers):
     k = x.ndim-1
     w = weight if weight.ndim==2 else weight[0]
     moves,const,value = [t[:,None] for t in _constants(walk, x, k)]
-    cols,rows = _only_along(layers, k),_only_along(layers, k+1)
+    cols = _only_along(layers, k)
+    rows = _only_along(layers, k+1)
     if cols is not None: cols = cols.view(-1, 1)
     if rows is not None: rows = rows.view(1, -1)
     _multiplied(walk, w, rows, cols, const, value)
@@ -407,7 +430,8 @@ def _grouped_mm(walk, call):
     experts = _operand(walk, w, lambda t: t[None])
     layers = walk.combine([tokens, experts], call.op)
     _,const,value = _constants(walk, a, 1)
-    cols,rows = _only_along(layers, 2),_only_along(layers, 3)
+    cols = _only_along(layers, 2)
+    rows = _only_along(layers, 3)
     if cols is not None: cols = cols[0]
     if rows is not None: rows = rows[0]
     _multiplied(walk, w, rows, cols, const[:,None], value[:,None])
@@ -417,7 +441,8 @@ def _grouped_mm(walk, call):
 
 def _either_varies(walk, a, b):
     "Which entries of `a@b` depend on the inputs"
-    va,vb = walk.of(a).varies,walk.of(b).varies
+    va = walk.of(a).varies
+    vb = walk.of(b).varies
     if va is vb and isinstance(va, bool): return va
     va,vb = [_as_tensor(o).expand(t.shape) for o,t in ((va,a),(vb,b))]
     return (va.double()@(vb|(b!=0)).double()+(va|(a!=0)).double()@vb.double())>0
@@ -453,17 +478,20 @@ class _ConvSpace:
 def _convolution(walk, call):
     x,w,bias,_,padding,_,turned,_,g = call.args
     if x.ndim<w.ndim: return _unknown(walk, call)
-    ones,positions = [1]*(x.ndim-2),{*range(4, 2+x.ndim)}
+    ones = [1]*(x.ndim-2)
+    positions = {*range(4, 2+x.ndim)}
     space = _ConvSpace(g, w.shape[1] if turned else len(w)//g, x.shape[1]//g, len(ones), turned)
     def at(t): return t.view(1, -1, *ones)
     layers,shape = _operand(walk, x, space.of_x)
     inputs = [walk.uncut(o, positions, call.op) for o in layers],shape
     weights = [space.of_w(o) for o in walk.of(w).layers if varying(o)<={0,1}],(1,g,space.O,space.I,*ones)
     layers = walk.combine([inputs, weights], call.op)
-    kept,varies = walk.of(w).varies is False,True
+    kept = walk.of(w).varies is False
+    varies = True
     if kept:
         moves,const,value = [space.of_x(at(t)) for t in _constants(walk, x, 1)]
-        rows,cols = space.weight_labels(layers, 2),space.weight_labels(layers, 3)
+        rows = space.weight_labels(layers, 2)
+        cols = space.weight_labels(layers, 3)
         if rows is not None and not turned: rows = rows[:,:1]
         _multiplied(walk, w, rows, cols, space.to_w(const), space.to_w(value), padded=turned or any(padding))
         live = space.of_w(any_at(w!=0, (*w.shape[:2],*ones)))

@@ -42,7 +42,7 @@ def export_sparse(model, format='auto', sample=None, path=None, batch_sizes:list
     model
         A module or a `Learner`, with masks, with zeros, or dense as the baseline. It isn't changed.
     format
-        `'auto'`, `'dense'`, `'shrunk'`, `'live'`, `'block'` or `'2:4'` for a module; `'safetensors'`, `'onnx'` or `'mnn'` for a file.
+        `'auto'`, `'dense'`, `'shrunk'`, `'live'` or `'2:4'` for a module; `'safetensors'`, `'onnx'` or `'mnn'` for a file.
     sample
         A batch of inputs, a tuple of them if the model takes several, or a dict of them by name. `'safetensors'` needs none.
     path
@@ -90,7 +90,9 @@ def _job(model, format, sample, dynamic_shapes, int8):
     if xb is not None:
         with evaluating(module_of(model)) as m: answers = run_once(m, xb)
     masks = _live_places(plain)
-    layers,stored,note = _sparse_layers(plain, format=='auto'),{},''
+    layers = _sparse_layers(plain, format=='auto')
+    stored = {}
+    note = ''
     if format in _storages: stored,note = _packed_layers(layers, format)
     unsparsify(plain)
     return SimpleNamespace(plain=plain, xb=xb, answers=answers, masks=masks, layers=layers, stored=stored, note=note, format=format,
@@ -206,7 +208,7 @@ def _names(job):
     return [*by_name(arguments_of(job.plain, job.xb)[2])],output_names(job.answers)
 
 # %% ../../nbs/802_deploy.export.ipynb #d84ec646
-_storages = {'live':'rows', 'block':'block', '2:4':'2:4'}
+_storages = {'live':'rows', '2:4':'2:4'}
 _formats = dict(auto=lambda job, path: _auto(job, path), dense=_dense, shrunk=_shrunk, **dict.fromkeys(_storages, _stored),
     safetensors=_safetensors, onnx=_onnx, mnn=_mnn)
 _files = dict(safetensors=('safetensors',), **dict.fromkeys(('onnx','mnn'), ('onnx','onnxscript','onnxruntime')))  # and the packages they need
@@ -220,8 +222,8 @@ def _check(model, format, sample, path, batch_sizes, dynamic_shapes, int8):
     if path is None and format in _files: raise ValueError("path is missing: "
         f"the format {format!r} writes a file")
     suffix = '' if path is None else check_place(path).suffix
-    if suffix=='.pt2' and format in ('block','2:4'):
-        raise ValueError(f"torch.export can't write {format!r} to a .pt2 file: "
+    if suffix=='.pt2' and format=='2:4':
+        raise ValueError("torch.export can't write '2:4' to a .pt2 file: "
             "take 'live', 'dense', 'shrunk' or 'auto', or another suffix")
     if suffix[1:] in _files and suffix[1:]!=format:
         raise ValueError(f"path ends with {suffix}, and the format {format!r} writes another kind of file: "
@@ -241,7 +243,12 @@ class ExportReport:
 
     `bytes`, `dense_bytes`, `error`, `plan` and `note`; by batch size `ms`, `speedup`, and `dense_ms`, `onnx_ms`, `int8_ms` or `torch_ms` if
     the dense model was timed so. `quartiles` has the lower and upper quartile of each time, and `df` all in a table."""
-    ms,dense_ms,onnx_ms,int8_ms,torch_ms,speedup = {},None,None,None,None,None
+    ms = {}
+    dense_ms = None
+    onnx_ms = None
+    int8_ms = None
+    torch_ms = None
+    speedup = None
     def __init__(self, format, bytes, dense_bytes, error, seconds, plan, note):
         store_attr('format,bytes,dense_bytes,error,plan,note')
         self.quartiles = {}
@@ -336,7 +343,7 @@ def _auto(job, path):
     kinds = {n:_timing_key(layers[n], *call) for n,call in calls.items()}
     pt2 = path is not None and path.suffix=='.pt2'
     for n,k in kinds.items():
-        if k not in best: best[k] = _fastest(layers[n], *calls[n], ['rows'] if pt2 else ['rows','block','kernel'])
+        if k not in best: best[k] = _fastest(layers[n], *calls[n], ['rows'] if pt2 else ['rows','kernel'])
     plan = {n:best[k] for n,k in kinds.items() if best[k]!='dense'}
     new = pack(new, plan)
     n_new,n_plain = [sum(map(torch.numel, m.parameters())) for m in (new,plain)]

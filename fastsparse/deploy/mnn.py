@@ -36,7 +36,9 @@ def mark_layers(
     fill:bool=True, # Replace the zeros of layers that stay dense?
 ) -> dict: # Layer → its sparsity and whether it is stored sparse
     "Choose which layers of a file are stored sparse"
-    helper,weights,layers = need_package('onnx.numpy_helper'),{t.name:t for t in model.graph.initializer},{}
+    helper = need_package('onnx.numpy_helper')
+    weights = {t.name:t for t in model.graph.initializer}
+    layers = {}
     for node in model.graph.node:
         if node.op_type not in ('Conv','Gemm','MatMul') or node.input[1] not in weights: continue
         t = weights[node.input[1]]
@@ -145,7 +147,8 @@ _functions = """<domain: "own", opset_import: ["":VERSION]> IsNaN (x) => (y) {
 
 def _rewrite(model):
     "An ONNX model without operators that MNN lacks or approximates"
-    onnx,inliner = need_package('onnx'),need_package('onnx.inliner')
+    onnx = need_package('onnx')
+    inliner = need_package('onnx.inliner')
     version = str(model.opset_import[0].version)
     for node in model.graph.node:
         by_tangent = any(a.s==b'tanh' for a in node.attribute)

@@ -37,7 +37,8 @@ def narrow_like(
 def _narrow_graph(model, fraction, xb, seed):
     "Keep a fraction of the channels of each space between layers"
     new = module_copy(model)
-    groups,written = follow_groups(*exact_copy(new, xb), norms=True),{}
+    groups = follow_groups(*exact_copy(new, xb), norms=True)
+    written = {}
     for p in groups.products:
         if p.rows is not None and p.name: written |= dict.fromkeys(groups.root[p.rows].flatten().tolist(), p.name.rpartition('.')[0])
     gone,i = groups.mask([]),0
@@ -48,7 +49,8 @@ def _narrow_graph(model, fraction, xb, seed):
         if gs[0] in groups.held or groups.without(own)[-1]:
             raise ValueError(f"the channels that {written[gs[0]]!r} writes can't be followed to the layers that read them: "
                 "make narrower models yourself, and pass them as widths, a dict of models by name")
-        gone,i = gone|own,i+1
+        gone = gone|own
+        i = i+1
     fan_in = {p.name: (p.rows, groups.root[p.cols]) for p in groups.products if p.name and p.cols is not None}
     for name,(rows,cols) in fan_in.items():
         if rows is None or not any(a>1 and b>1 for a,b in zip(rows.shape, cols.shape)):  # not depthwise
@@ -150,7 +152,8 @@ def plot(self:NarrowComparison):
         for name,row in t.iterrows():
             marker,color = ('o','#0072b2') if name=='sparse' else ('s','#d55e00')
             ax.errorbar(row[col], row.score, row.spread, marker=marker, color=color, capsize=3)
-            at,label = (row[col], row.score),name.replace('dense of width ', '')
+            at = (row[col], row.score)
+            label = name.replace('dense of width ', '')
             ax.annotate(label, at, xytext=(5,5), textcoords='offset points', fontsize=8)
         ax.set(xlabel=x)
         ax.margins(.2)
@@ -160,7 +163,8 @@ def plot(self:NarrowComparison):
 
 # %% ../../nbs/804_deploy.narrow.ipynb #76486340
 def epoch_seconds(learn, model):
-    own,clock = copy_of(learn, model),_Clock()
+    own = copy_of(learn, model)
+    clock = _Clock()
     with own.no_bar(), own.no_logging(): own.fit(1, cbs=[clock, OwnHypers()])
     return clock.seconds
 
@@ -189,7 +193,9 @@ def compare_with_narrow(
         widths = {f'dense of width {w:g}':learn.model if w==1 else narrow_like(learn.model, w, xb) for w in widths}
     models = {'sparse':learn.model, **widths}
     bar = iter(shown(range(len(models)*(len(lrs)+seeds)), progress))
-    tried,runs,seconds = [],[],None
+    tried = []
+    runs = []
+    seconds = None
     with same_random_state(learn.dls.loaders):
         for name,model in models.items():
             own = dict(sparsity=sparsity, **kwargs) if name=='sparse' else dict(sparsity=0)

@@ -295,7 +295,8 @@ def check_answers(
     found, # What the file returned
 ):
     "A `ValueError` if they differ by more than rounding"
-    error,allowed = output_error(answers, found),rounding(answers, kind)
+    error = output_error(answers, found)
+    allowed = rounding(answers, kind)
     if error<=allowed or error!=error: return
     why = "a forward that keeps a state, draws random numbers, or reads values in Python can't be exported"
     if kind=='MNN': why = "MNN computes an operator of this model in another way: export to 'onnx'"

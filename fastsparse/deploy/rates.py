@@ -70,7 +70,8 @@ class Sweep(Callback):
 @contextmanager
 def as_was(learn):
     "Restore model, optimizer, loaders and random states of `learn` after the `with` block"
-    opt,model = learn.opt,deepcopy(learn.model.state_dict())
+    opt = learn.opt
+    model = deepcopy(learn.model.state_dict())
     opt_state = None if opt is None else deepcopy(opt.state_dict())
     grads = [(p, p.grad) for p in learn.model.parameters()]
     try:

@@ -25,7 +25,8 @@ def run_length(i): return max(128//i, 1)
 def _runs(ptr, n, length):
     "The first block of each run of up to `length` neighbours in a row of blocks, then `n`: as many as there could be, which needs no wait"
     runs = (ptr.diff()+length-1).div(length, rounding_mode='floor')
-    ends,k = runs.cumsum(0),torch.arange((n+len(runs)*(length-1))//length, device=ptr.device)
+    ends = runs.cumsum(0)
+    k = torch.arange((n+len(runs)*(length-1))//length, device=ptr.device)
     row = torch.searchsorted(ends, k, right=True)
     return F.pad(ptr[:-1]-(ends-runs)*length, (0,1))[row].add(k*length).where(row<len(runs), n).int()
 
@@ -46,21 +47,26 @@ class BlockIndex:
         self._set(blocks, block, n)
 
     @classmethod
-    def of_blocks(cls, blocks, block, n=None):
+    def of_blocks(cls, blocks, block):
         "The index of a mask of blocks, a bool matrix with an entry for each block"
         new = object.__new__(cls)
-        new._set(blocks, block, n)
+        new._set(blocks, block, None)
         return new
 
     def _set(self, blocks, block, n):
         for op in self.operators: op.register()  # before compilers follow them
         (R,C),self.block = blocks.shape,tuple(block)
-        self.shape,self._places = (R*block[0], C*block[1]),None
+        self.shape = (R*block[0], C*block[1])
+        self._places = None
         at = blocks.nonzero() if n is None else torch.nonzero_static(blocks, size=n)
         rows,cols = at.unbind(1)
         by_col,order = cols.sort(stable=True)
-        self.rows,self.cols,self.ptr = rows.int(),cols.int(),_starts(rows, R)
-        self.tptr,self.tidx,self.tat = _starts(by_col, C),rows[order].int(),order.int()
+        self.rows = rows.int()
+        self.cols = cols.int()
+        self.ptr = _starts(rows, R)
+        self.tptr = _starts(by_col, C)
+        self.tidx = rows[order].int()
+        self.tat = order.int()
         self.runs = _runs(self.ptr, len(rows), run_length(block[1]))
 
     n = property(lambda self: len(self.rows))
@@ -89,7 +95,8 @@ def places(self:BlockIndex):
     found = self._places
     if found is None:
         o,i = [torch.arange(b, device=self.rows.device) for b in self.block]
-        row,col = self.rows[:,None].long()*self.block[0]+o,self.cols[:,None].long()*self.block[1]+i
+        row = self.rows[:,None].long()*self.block[0]+o
+        col = self.cols[:,None].long()*self.block[1]+i
         found = self._places = (row[:,:,None]*self.shape[1]+col[:,None]).view(-1)
     return found
 
@@ -98,7 +105,9 @@ def to(self:BlockIndex, device):
     "The index on `device`"
     if self.rows.device==torch.device(device): return self
     new = object.__new__(BlockIndex)
-    new.shape,new.block,new._places = self.shape,self.block,None
+    new.shape = self.shape
+    new.block = self.block
+    new._places = None
     new.rows,new.cols,new.ptr,new.tptr,new.tidx,new.tat,new.runs = [t.to(device) for t in self.tensors]
     return new
 
@@ -107,8 +116,10 @@ def _walk(starts): return enumerate(zip((starts := starts.tolist()), starts[1:])
 
 def _torch_rows(x, values, ptr, cols):
     "`x` times the transposed weight"
-    n,(o,i) = len(x),values.shape[1:]
-    xs,y = x.reshape(n, -1, i),x.new_zeros(n, len(ptr)-1, o)
+    n = len(x)
+    (o,i) = values.shape[1:]
+    xs = x.reshape(n, -1, i)
+    y = x.new_zeros(n, len(ptr)-1, o)
     for r,(lo,hi) in _walk(ptr):
         if hi>lo: y[:,r] = xs[:,cols[lo:hi]].reshape(n, -1)@values[lo:hi].transpose(1, 2).reshape(-1, o)
     return y.view(n, -1)
@@ -116,13 +127,18 @@ def _torch_rows(x, values, ptr, cols):
 # %% ../../nbs/501_kernels.blocks.ipynb #4eb1db0a
 def _torch_values(g, x, ptr, cols, o, i):
     "The live blocks of `g.t() @ x`"
-    n,gs,xs,dv = len(g),g.reshape(len(g), -1, o),x.reshape(len(x), -1, i),g.new_zeros(len(cols), o, i)
+    n = len(g)
+    gs = g.reshape(len(g), -1, o)
+    xs = x.reshape(len(x), -1, i)
+    dv = g.new_zeros(len(cols), o, i)
     for r,(lo,hi) in _walk(ptr):
         if hi>lo: dv[lo:hi] = (gs[:,r].t()@xs[:,cols[lo:hi]].reshape(n, -1)).view(o, hi-lo, i).transpose(0, 1)
     return dv
 
 # %% ../../nbs/501_kernels.blocks.ipynb #edd09b18
-triton,tl,_kernels = None,SimpleNamespace(constexpr='constexpr'),[]
+triton = None
+tl = SimpleNamespace(constexpr='constexpr')
+_kernels = []
 def _kernel(f):
     _kernels.append(f)
     return f
@@ -144,28 +160,24 @@ def _tile_of(p, tiles, R, GROUP:tl.constexpr):
     some = min(tiles-first, GROUP)
     return first+p%(GROUP*R)%some,p%(GROUP*R)//some
 
-# %% ../../nbs/501_kernels.blocks.ipynb #92c3b33a
-@_kernel
-def _activated(y, ACT:tl.constexpr):
-    "ReLU or GELU; NaN stays NaN"
-    if ACT=='relu': y = tl.where(y<0, 0., y)
-    if ACT=='gelu': y = .5*y*(1+tl.erf(y*.7071067811865476))
-    return y
-
 # %% ../../nbs/501_kernels.blocks.ipynb #745590a8
 @_kernel
-def _walk_rows(x, v, bias, y, ptr, idx, at, M, R, sx, parts, K:tl.constexpr, N:tl.constexpr, ACT:tl.constexpr, PRECISION:tl.constexpr, BM:tl.constexpr,
+def _walk_rows(x, v, bias, y, ptr, idx, at, M, R, sx, parts, K:tl.constexpr, N:tl.constexpr, PRECISION:tl.constexpr, BM:tl.constexpr,
     BK:tl.constexpr, GROUP:tl.constexpr):
     "`BM` rows of `x` times the live blocks of one row of blocks, or of one column if `at` lists the blocks by columns"
     m,r = _tile_of(tl.program_id(0), tl.cdiv(M, BM), R, GROUP)
-    s,rows,outs = tl.program_id(1),m*BM+tl.arange(0, BM).to(tl.int64),tl.arange(0, N)
-    lo,end = tl.load(ptr+r),tl.load(ptr+r+1)
+    s = tl.program_id(1)
+    rows = m*BM+tl.arange(0, BM).to(tl.int64)
+    outs = tl.arange(0, N)
+    lo = tl.load(ptr+r)
+    end = tl.load(ptr+r+1)
     per = tl.cdiv(end-lo, parts)
     lo,hi = lo+s*per,min(lo+(s+1)*per, end)
     acc = tl.zeros((BM,N), tl.float32)
     for k in range(lo*K, hi*K, BK):
         ks = k+tl.arange(0, BK)
-        b,live = k//K if BK<=K else ks//K,ks<hi*K
+        b = k//K if BK<=K else ks//K
+        live = ks<hi*K
         c = tl.load(idx+b, mask=b<hi, other=0)
         xs = tl.load(x+rows[:,None]*sx+(c*K+ks%K)[None,:], mask=(rows<M)[:,None] & live[None,:], other=0.)
         if at is None: w = v+(tl.cast(b, tl.int64)*K*N+ks%K)[:,None]+outs[None,:]*K
@@ -173,26 +185,28 @@ def _walk_rows(x, v, bias, y, ptr, idx, at, M, R, sx, parts, K:tl.constexpr, N:t
         acc = tl.dot(xs, tl.load(w, mask=live[:,None], other=0.), acc, input_precision=PRECISION)
     if bias is not None: acc += tl.load(bias+r*N+outs).to(tl.float32)[None,:]
     to = y+(s.to(tl.int64)*M+rows)[:,None]*R*N+(r*N+outs)[None,:]
-    tl.store(to, _activated(acc, ACT).to(y.dtype.element_ty), mask=(rows<M)[:,None])
+    tl.store(to, acc.to(y.dtype.element_ty), mask=(rows<M)[:,None])
 
 # %% ../../nbs/501_kernels.blocks.ipynb #094b65f6
 @_kernel
-def _add_parts(a, bias, y, n, width, parts, ACT:tl.constexpr, BLOCK:tl.constexpr):
+def _add_parts(a, bias, y, n, width, parts, BLOCK:tl.constexpr):
     "The sums of `parts` partial sums of `n` numbers, in their order"
     k = tl.program_id(0).to(tl.int64)*BLOCK+tl.arange(0, BLOCK)
     acc = tl.zeros((BLOCK,), tl.float32)
     for s in range(parts): acc += tl.load(a+tl.cast(s, tl.int64)*n+k, mask=k<n, other=0.)
     if bias is not None: acc += tl.load(bias+k%width, mask=k<n, other=0.).to(tl.float32)
-    tl.store(y+k, _activated(acc, ACT).to(y.dtype.element_ty), mask=k<n)
+    tl.store(y+k, acc.to(y.dtype.element_ty), mask=k<n)
 
 # %% ../../nbs/501_kernels.blocks.ipynb #6331db03
 @_kernel
 def _walk_values(g, x, dv, runs, rows, cols, ptr, n, M, sg, sx, per, O:tl.constexpr, I:tl.constexpr, PRECISION:tl.constexpr, P:tl.constexpr, BM:tl.constexpr):
     "Up to `P` neighbouring blocks of `g.t() @ x`, summed over part `program_id(1)` of the rows"
-    p,s = tl.program_id(0),tl.program_id(1)
+    p = tl.program_id(0)
+    s = tl.program_id(1)
     start = p if P==1 else tl.load(runs+p)
     r = tl.load(rows+start, mask=start<n, other=0)
-    ks,outs = tl.arange(0, P*I),tl.arange(0, O)
+    ks = tl.arange(0, P*I)
+    outs = tl.arange(0, O)
     live = start+ks//I<tl.load(ptr+r+1)
     c = tl.load(cols+(start if P==1 else start+ks//I), mask=start<n if P==1 else live, other=0)
     acc = tl.zeros((P*I,O), tl.float32)
@@ -207,7 +221,8 @@ def _walk_values(g, x, dv, runs, rows, cols, ptr, n, M, sg, sx, per, O:tl.conste
 # %% ../../nbs/501_kernels.blocks.ipynb #a72d933a
 def _tiles(kind, block, dtype, rows):
     "Tiles of a kernel to choose among, the default first"
-    bk,wide = 128//dtype.itemsize,max(block)==128
+    bk = 128//dtype.itemsize
+    wide = max(block)==128
     if kind=='values':
         run = run_length(block[1])
         made = [(128 if bk==64 else 32, 1, 4, 3), (bk, 1, 8 if wide else 4, 4), (bk, run, 4, 4), (bk, run, 4, 3), (bk, run, 8, 4)]
@@ -220,13 +235,16 @@ def _tiles(kind, block, dtype, rows):
 # %% ../../nbs/501_kernels.blocks.ipynb #efd5b1a1
 def _trial(kind, block, dtype, rows, device):
     "A function of a tile that runs a kernel on a weight of 4096 x 4096 at .9"
-    gen,n = torch.Generator(device).manual_seed(0),4096
+    gen = torch.Generator(device).manual_seed(0)
+    n = 4096
     def rand(*shape): return torch.randn(shape, generator=gen, device=device).to(dtype)
     index = BlockIndex.of_blocks(torch.rand(n//block[0], n//block[1], generator=gen, device=device)<.1, block)
-    x,values,(rows,cols,ptr,tptr,tidx,tat,_) = rand(rows, n),rand(index.n, *block),index.tensors
+    x = rand(rows, n)
+    values = rand(index.n, *block)
+    (rows,cols,ptr,tptr,tidx,tat,_) = index.tensors
     if kind=='values': return lambda tile: _live_blocks(x, x, index.tensors, block, tile)
     at = (ptr,cols,None) if kind=='rows' else (tptr,tidx,tat)
-    return lambda tile: _products(x, values, None, '', *at, tile)
+    return lambda tile: _products(x, values, None, *at, tile)
 
 def _seconds(run, tile):
     "The time of a kernel with a tile; infinite if the card has too little memory for it"
@@ -282,12 +300,12 @@ def _start(kernel, grid, *args, **kwargs):
     with torch.cuda.device_of(args[0]): kernel[grid](*args, **kwargs, enable_fp_fusion=True)
 
 # %% ../../nbs/501_kernels.blocks.ipynb #d6db5ab6
-def _add(parts, bias, out, activation=''):
+def _add(parts, bias, out):
     "Write the sums of `parts` to `out`"
-    _start(_add_parts, (triton.cdiv(out.numel(), 1024),), parts, bias, out, out.numel(), out.shape[-1], len(parts), ACT=activation, BLOCK=1024)
+    _start(_add_parts, (triton.cdiv(out.numel(), 1024),), parts, bias, out, out.numel(), out.shape[-1], len(parts), BLOCK=1024)
     return out
 
-def _products(x, values, bias, activation, ptr, idx, at=None, tile=None):
+def _products(x, values, bias, ptr, idx, at=None, tile=None):
     "`x` times the transposed weight; times the weight, if `at` lists its blocks by columns"
     x,M,R,(o,i) = _in_rows(x),len(x),len(ptr)-1,values.shape[1:]
     K,N = (i,o) if at is None else (o,i)
@@ -297,10 +315,10 @@ def _products(x, values, bias, activation, ptr, idx, at=None, tile=None):
     tiles = triton.cdiv(M, tile['BM'])
     parts = max(min(_programs(x.device)//(tiles*R), len(idx)//R//2, 16), 1)
     sums = y if parts==1 else x.new_empty(parts, M, R*N, dtype=torch.float)
-    now = (bias,activation) if parts==1 else (None,'')
-    _start(_walk_rows, (tiles*R,parts), x, values.contiguous(), now[0], sums, ptr, idx, at, M, R, x.stride(0), parts, K=K, N=N, ACT=now[1],
+    now = bias if parts==1 else None
+    _start(_walk_rows, (tiles*R,parts), x, values.contiguous(), now, sums, ptr, idx, at, M, R, x.stride(0), parts, K=K, N=N,
         PRECISION=_precision(x), **tile)
-    return y if parts==1 else _add(sums, bias, y, activation)
+    return y if parts==1 else _add(sums, bias, y)
 
 # %% ../../nbs/501_kernels.blocks.ipynb #b7fe7133
 def _live_blocks(g, x, index, block, tile=None):
@@ -310,7 +328,8 @@ def _live_blocks(g, x, index, block, tile=None):
     dv = x.new_empty(n, *block)
     if not (n and M): return dv.zero_()
     tile = tile or _tile('values', block, x)
-    p,bm = n if tile['P']==1 else len(runs),tile['BM']
+    p = n if tile['P']==1 else len(runs)
+    bm = tile['BM']
     parts = max(min(M//(8*bm), triton.cdiv(_programs(x.device), p)), 1)
     per = triton.cdiv(triton.cdiv(M, parts), bm)*bm
     parts = triton.cdiv(M, per)
@@ -320,22 +339,20 @@ def _live_blocks(g, x, index, block, tile=None):
     return dv if parts==1 else _add(sums, None, dv)
 
 # %% ../../nbs/501_kernels.blocks.ipynb #83b9e09f
-def _activate(y, activation): return y.relu() if activation=='relu' else F.gelu(y) if activation=='gelu' else y
-
 @cache
 def _by_kernels(block, dtype, device): return not why_no_blocks(block, block, dtype, device)
 
-def _rows(x:torch.Tensor, values:torch.Tensor, bias:torch.Tensor|None, index:list[torch.Tensor], activation:str) -> torch.Tensor:
-    "`x` times the transposed weight, plus `bias`, through an activation"
+def _rows(x:torch.Tensor, values:torch.Tensor, bias:torch.Tensor|None, index:list[torch.Tensor]) -> torch.Tensor:
+    "`x` times the transposed weight, plus `bias`"
     _,cols,ptr,*_ = index
-    if _by_kernels(tuple(values.shape[1:]), x.dtype, x.device): return _products(x, values, bias, activation, ptr, cols)
+    if _by_kernels(tuple(values.shape[1:]), x.dtype, x.device): return _products(x, values, bias, ptr, cols)
     y = _torch_rows(x, values, ptr, cols)
-    return _activate(y if bias is None else y+bias, activation)
+    return y if bias is None else y+bias
 
 def _inputs(g:torch.Tensor, values:torch.Tensor, index:list[torch.Tensor]) -> torch.Tensor:
     "`g` times the weight"
     *_,tptr,tidx,tat,_ = index
-    if _by_kernels(tuple(values.shape[1:]), g.dtype, g.device): return _products(g, values, None, '', tptr, tidx, tat)
+    if _by_kernels(tuple(values.shape[1:]), g.dtype, g.device): return _products(g, values, None, tptr, tidx, tat)
     return _torch_rows(g, values[tat].transpose(1, 2), tptr, tidx)
 
 def _values(g:torch.Tensor, x:torch.Tensor, index:list[torch.Tensor]) -> torch.Tensor:
@@ -345,7 +362,7 @@ def _values(g:torch.Tensor, x:torch.Tensor, index:list[torch.Tensor]) -> torch.T
     return _live_blocks(g, x, index, block) if _by_kernels(block, x.dtype, x.device) else _torch_values(g, x, ptr, cols, *block)
 
 # %% ../../nbs/501_kernels.blocks.ipynb #22c22abc
-def _rows_shape(x, values, bias, index, activation): return x.new_empty(x.shape[0], (index[2].shape[0]-1)*values.shape[1])
+def _rows_shape(x, values, bias, index): return x.new_empty(x.shape[0], (index[2].shape[0]-1)*values.shape[1])
 
 def _inputs_shape(g, values, index): return g.new_empty(g.shape[0], (index[3].shape[0]-1)*values.shape[2])
 
@@ -355,23 +372,21 @@ def _values_shape(g, x, index):
 
 # %% ../../nbs/501_kernels.blocks.ipynb #fe007c37
 def _save(ctx, inputs, output):
-    a,b,*_ = inputs
-    index,ctx.activation = (inputs[3],inputs[4]) if len(inputs)>3 else (inputs[2],'')
-    ctx.save_for_backward(a, b, output if ctx.activation else None, *index)
+    a,b,*_,index = inputs
+    ctx.save_for_backward(a, b, *index)
 
 def _rows_back(ctx, g):
-    (x,values,y,*index),(of_x,of_values,of_bias,*_) = ctx.saved_tensors,ctx.needs_input_grad
-    if ctx.activation=='relu': g = g.masked_fill(y<=0, 0)
+    (x,values,*index),(of_x,of_values,of_bias,*_) = ctx.saved_tensors,ctx.needs_input_grad
     gx = block_inputs(g, values, index) if of_x else None
-    return gx,block_values(g, x, index) if of_values else None,g.sum(0) if of_bias else None,[None]*len(index),None
+    return gx,block_values(g, x, index) if of_values else None,g.sum(0) if of_bias else None,[None]*len(index)
 
 def _inputs_back(ctx, h):
-    (g,values,_,*index),(of_g,of_values,*_) = ctx.saved_tensors,ctx.needs_input_grad
-    return block_rows(h, values, None, index, '') if of_g else None,block_values(g, h, index) if of_values else None,[None]*len(index)
+    (g,values,*index),(of_g,of_values,*_) = ctx.saved_tensors,ctx.needs_input_grad
+    return block_rows(h, values, None, index) if of_g else None,block_values(g, h, index) if of_values else None,[None]*len(index)
 
 def _values_back(ctx, u):
-    (g,x,_,*index),(of_g,of_x,*_) = ctx.saved_tensors,ctx.needs_input_grad
-    return block_rows(x, u, None, index, '') if of_g else None,block_inputs(g, u, index) if of_x else None,[None]*len(index)
+    (g,x,*index),(of_g,of_x,*_) = ctx.saved_tensors,ctx.needs_input_grad
+    return block_rows(x, u, None, index) if of_g else None,block_inputs(g, u, index) if of_x else None,[None]*len(index)
 
 block_rows = Operator('block_rows', _rows, _rows_shape, _rows_back, _save)
 block_inputs = Operator('block_inputs', _inputs, _inputs_shape, _inputs_back, _save)
@@ -384,16 +399,14 @@ def block_linear(
     values:torch.Tensor, # The live blocks, `[blocks, outputs, inputs]`, in the index's order
     index:BlockIndex, # Where they are
     bias:torch.Tensor=None, # One number for each output
-    activation:str=None, # 'relu', 'gelu' or None
 ) -> torch.Tensor: # Outputs of shape `(..., outputs)`
-    "`F.linear` with live blocks only, then `activation`"
+    "`F.linear` with live blocks only"
     x,values,bias = _autocast(x, values, bias)
     if x.shape[-1]!=index.shape[1]: raise ValueError(f"the input has {x.shape[-1]} features, and must have {index.shape[1]}")
     if x.dtype!=values.dtype: raise ValueError(f"the input is of type {x.dtype}, and the weight of {values.dtype}: give both the same")
     values = values.reshape(-1, *index.block)
-    later = activation=='gelu' and torch.is_grad_enabled()  # its gradient needs the numbers before it
-    y = block_rows(x.reshape(-1, x.shape[-1]), values, bias, index.tensors, '' if later else activation or '')
-    return (F.gelu(y) if later else y).view(*x.shape[:-1], index.shape[0])
+    y = block_rows(x.reshape(-1, x.shape[-1]), values, bias, index.tensors)
+    return y.view(*x.shape[:-1], index.shape[0])
 
 # %% ../../nbs/501_kernels.blocks.ipynb #5b270166
 _orders = dict(mean=1, l2=2, max=torch.inf, min=-torch.inf)
@@ -411,7 +424,9 @@ def block_norms(
 ) -> torch.Tensor: # `[rows of blocks, columns of blocks]`, float32
     "One number for each block of the dense gradient `g.t() @ x`, or of the sum of these products"
     gs,xs = [[t] if isinstance(t, torch.Tensor) else t for t in (g, x)]
-    (o,i),n_out,n_in = block,gs[0].shape[1],xs[0].shape[1]
+    (o,i) = block
+    n_out = gs[0].shape[1]
+    n_in = xs[0].shape[1]
     step = max(2**22//n_in//o, 1)*o
     parts = []
     for a in range(0, n_out, step):
@@ -433,7 +448,10 @@ def linear(self:BlockIndex, x, values, bias=None, grad_hook=None):
 @patch
 def find(self:BlockIndex, places): # Of live weights
     "Where the values at some places are"
-    (_,n_in),(o,i),row,col = self.shape,self.block,places//self.shape[1],places%self.shape[1]
+    (_,n_in) = self.shape
+    (o,i) = self.block
+    row = places//self.shape[1]
+    col = places%self.shape[1]
     at = torch.zeros(self.shape[0]//o, n_in//i, dtype=torch.long, device=places.device)
     at[self.rows.long(),self.cols.long()] = torch.arange(self.n, device=places.device)
     return (at[row//o,col//i]*o+row%o)*i+col%i
@@ -441,7 +459,9 @@ def find(self:BlockIndex, places): # Of live weights
 @patch
 def bands(self:BlockIndex, n):
     "Tuples of the first row of a band of some `n` entries, the first one after it, and a slice of its values"
-    (n_out,n_in),(o,i),starts = self.shape,self.block,self.ptr.tolist()
+    (n_out,n_in) = self.shape
+    (o,i) = self.block
+    starts = self.ptr.tolist()
     rows = range(0, n_out, max(n//n_in//o, 1)*o)
     for a,z in zip(rows, [*rows[1:], n_out]): yield a,z,slice(starts[a//o]*o*i, starts[z//o]*o*i)
 
@@ -476,7 +496,8 @@ def why_no_blocks(
 ) -> str: # Empty if kernels can
     "Why kernels can't compute the products of blocks there, and what to do"
     device,(o,i) = torch.device(device),block
-    n_out,n_in = shape[0],torch.Size(shape[1:]).numel()
+    n_out = shape[0]
+    n_in = torch.Size(shape[1:]).numel()
     if n_out%o or n_in%i: return f"blocks of {o}x{i} don't divide a weight of shape {tuple(shape)}: take sides that divide {n_out} and {n_in}"
     if not {o,i}<={16,32,64,128}: return f"blocks of {o}x{i}: take sides of 16, 32, 64 or 128"
     if dtype not in (torch.half,torch.bfloat16,torch.float): return f"kernels for blocks compute in float16, bfloat16 or float32, not in {dtype}"

@@ -38,7 +38,10 @@ class ConvIndex:
         padding=0, # As `stride`
         dilation=1, # As `stride`
     ):
-        self.shape,self.stride,self.padding,self.dilation = tuple(mask.shape),_pair(stride),_pair(padding),_pair(dilation)
+        self.shape = tuple(mask.shape)
+        self.stride = _pair(stride)
+        self.padding = _pair(padding)
+        self.dilation = _pair(dilation)
         of = list(zip(self.shape[2:], self.dilation, self.padding, self.stride))
         (self.low_h,self.high_h),(self.low_w,self.high_w) = [[(k*d-p)//s for k in (0, n-1)] for n,d,p,s in of]
         rows,cols = [sorted({(k*d-p)%s for k in range(n)}) for n,d,p,s in of]
@@ -49,7 +52,8 @@ class ConvIndex:
         o,c,*kernel = np.unravel_index(self.places.numpy(), self.shape)
         at = [k*d-p for k,d,p in zip(kernel, self.dilation, self.padding)]
         (self.shift_h,self.shift_w),rest = [[f(a, s) for a,s in zip(at, self.stride)] for f in (np.floor_divide, np.mod)]
-        self.o,self.v = o,c*self.n_parts+self.slots[rest[0]*self.stride[1]+rest[1]]
+        self.o = o
+        self.v = c*self.n_parts+self.slots[rest[0]*self.stride[1]+rest[1]]
         self.forward_order = np.lexsort((self.shift_w, self.shift_h, self.v, self.o))
         self.backward_order = np.lexsort((self.shift_w, self.shift_h, self.o, self.v))
         self.slots = np.concatenate([self.slots, np.repeat(rows, len(cols))]).astype(np.int64)  # and the row that begins each part
@@ -75,13 +79,15 @@ class ConvIndex:
 
     def _list(self, back, cols, strip, block):
         "Where the weights of each block and row start, places in the table, the order of the weights, and the number of blocks"
-        n_in,n_out = self.shape[1]*self.n_parts,self.shape[0]
+        n_in = self.shape[1]*self.n_parts
+        n_out = self.shape[0]
         if back: rows,inner,n,m,order = self.v,self.o,n_in,n_out,self.backward_order
         else: rows,inner,n,m,order = self.o,self.v,n_out,n_in,self.forward_order
         order = order[(inner[order]//block).argsort(kind='stable')]
         of = (self.shift_h,self.low_h,self.high_h),(self.shift_w,self.low_w,self.high_w)
         up,left = [(high-s if back else s-low)[order] for s,low,high in of]
-        wide,tall = cols+self.high_w-self.low_w,strip+self.high_h-self.low_h
+        wide = cols+self.high_w-self.low_w
+        tall = strip+self.high_h-self.low_h
         off = (((inner[order]*tall+up)*wide+left)*16).astype(np.int32)
         n_blocks = max(-(-m//block), 1)
         counts = np.bincount(inner//block*n+rows, minlength=n_blocks*n)
@@ -100,7 +106,8 @@ def _shape(n, channels, height, width, stride=(1,1), parts=1, first_col=0, cols=
 @kernel
 def pixels_of(x, tmp, start, ld, n_pixels, images):
     "Pixels of 16 images, `ld` apart, as vectors one after the other"
-    u,w = numbers(F, x),numbers(F, tmp)
+    u = numbers(F, x)
+    w = numbers(F, tmp)
     if images==16 and n_pixels>=16:
         for p in range(0, n_pixels-15, 16): turn16(u, start+p, ld, w, p*16, 16)
         if n_pixels%16>0: turn16(u, start+n_pixels-16, ld, w, (n_pixels-16)*16, 16)
@@ -112,7 +119,8 @@ def pixels_of(x, tmp, start, ld, n_pixels, images):
 @kernel
 def images_of(tmp, y, start, ld, n_pixels, images):
     "The way back"
-    w,u = numbers(F, tmp),numbers(F, y)
+    w = numbers(F, tmp)
+    u = numbers(F, y)
     if images==16 and n_pixels>=16:
         for p in range(0, n_pixels-15, 16): turn16(w, p*16, 16, u, start+p, ld)
         if n_pixels%16>0: turn16(w, (n_pixels-16)*16, 16, u, start+n_pixels-16, ld)
@@ -129,8 +137,14 @@ def clear(t, n):
 @kernel
 def clear_rows(t, slots, shape, c0, c1, r0, rows):
     "Zeros for the rows of the table that lie outside of the image"
-    s,m,v = numbers(np.int64, shape),numbers(np.int64, slots),numbers(F, t)
-    height,sh,sw,parts,cols = at(s, HEIGHT),at(s, STRIDE_H),at(s, STRIDE_W),at(s, PARTS),at(s, COLS)
+    s = numbers(np.int64, shape)
+    m = numbers(np.int64, slots)
+    v = numbers(F, t)
+    height = at(s, HEIGHT)
+    sh = at(s, STRIDE_H)
+    sw = at(s, STRIDE_W)
+    parts = at(s, PARTS)
+    cols = at(s, COLS)
     for k in range((c1-c0)*parts):
         for r in range(rows):
             if r0+r<0 or (r0+r)*sh+at(m, sh*sw+k%parts)>=height:
@@ -139,11 +153,19 @@ def clear_rows(t, slots, shape, c0, c1, r0, rows):
 @kernel
 def spread(tmp, t, slots, shape, base, first, n_pixels, r0, rows):
     "Vectors of a channel's pixels, from row `first` on, to their places in the table"
-    s,m,v,w = numbers(np.int64, shape),numbers(np.int64, slots),numbers(F, t),numbers(F, tmp)
-    width,sh,sw,first_col,cols = at(s, WIDTH),at(s, STRIDE_H),at(s, STRIDE_W),at(s, FIRST_COL),at(s, COLS)
+    s = numbers(np.int64, shape)
+    m = numbers(np.int64, slots)
+    v = numbers(F, t)
+    w = numbers(F, tmp)
+    width = at(s, WIDTH)
+    sh = at(s, STRIDE_H)
+    sw = at(s, STRIDE_W)
+    first_col = at(s, FIRST_COL)
+    cols = at(s, COLS)
     row,col = first,0
     for p in range(n_pixels):
-        k,c = at(m, row%sh*sw+col%sw),col//sw-first_col
+        k = at(m, row%sh*sw+col%sw)
+        c = col//sw-first_col
         if k>=0 and c>=0 and c<cols: store(v, ((base+k)*rows+row//sh-r0)*cols*16+c*16, load(16, w, p*16))
         col += 1
         if col==width:
@@ -153,14 +175,26 @@ def spread(tmp, t, slots, shape, base, first, n_pixels, r0, rows):
 @kernel
 def tile_images(x, t, tmp, slots, shape, n0, c0, c1, r0, rows):
     "Rows `r0` on of each part of channels `c0` to `c1`, of the images from `n0` on, as a table"
-    s,u,v = numbers(np.int64, shape),numbers(F, x),numbers(F, t)
-    channels,height,width,parts,first_col,cols = at(s, CHANNELS),at(s, HEIGHT),at(s, WIDTH),at(s, PARTS),at(s, FIRST_COL),at(s, COLS)
-    sh,sw,images = at(s, STRIDE_H),at(s, STRIDE_W),min(16, at(s, IMAGES)-n0)
-    first,last = max(r0, 0)*sh,min((r0+rows)*sh, height)
-    left,right = max(first_col, 0),min(first_col+cols, width)  # without a stride: the columns of the image that have one in the table
+    s = numbers(np.int64, shape)
+    u = numbers(F, x)
+    v = numbers(F, t)
+    channels = at(s, CHANNELS)
+    height = at(s, HEIGHT)
+    width = at(s, WIDTH)
+    parts = at(s, PARTS)
+    first_col = at(s, FIRST_COL)
+    cols = at(s, COLS)
+    sh = at(s, STRIDE_H)
+    sw = at(s, STRIDE_W)
+    images = min(16, at(s, IMAGES)-n0)
+    first = max(r0, 0)*sh
+    last = min((r0+rows)*sh, height)
+    left = max(first_col, 0)  # without a stride: the columns of the image that have one in the table
+    right = min(first_col+cols, width)
     clear_rows(t, slots, shape, c0, c1, r0, rows)
     for c in range(c0, c1):
-        start,ld = (n0*channels+c)*height*width,channels*height*width
+        start = (n0*channels+c)*height*width
+        ld = channels*height*width
         if sh==1 and sw==1 and images==16 and right-left>=16:
             for h in range(first, last):
                 d = ((c-c0)*rows+h-r0)*cols*16-first_col*16
@@ -173,11 +207,18 @@ def tile_images(x, t, tmp, slots, shape, n0, c0, c1, r0, rows):
 @kernel
 def gather(t, tmp, slots, shape, base, first, n_pixels, r0, rows):
     "Vectors of a channel's pixels from their places in the table; zero where no weight reaches"
-    s,m,v,w = numbers(np.int64, shape),numbers(np.int64, slots),numbers(F, t),numbers(F, tmp)
-    width,sh,sw,cols = at(s, WIDTH),at(s, STRIDE_H),at(s, STRIDE_W),at(s, COLS)
+    s = numbers(np.int64, shape)
+    m = numbers(np.int64, slots)
+    v = numbers(F, t)
+    w = numbers(F, tmp)
+    width = at(s, WIDTH)
+    sh = at(s, STRIDE_H)
+    sw = at(s, STRIDE_W)
+    cols = at(s, COLS)
     row,col = first,0
     for p in range(n_pixels):
-        k,c = at(m, row%sh*sw+col%sw),col//sw
+        k = at(m, row%sh*sw+col%sw)
+        c = col//sw
         if k>=0 and c<cols: store(w, p*16, load(16, v, ((base+k)*rows+row//sh-r0)*cols*16+c*16))
         else: store(w, p*16, zero(16, w))
         col += 1
@@ -188,12 +229,22 @@ def gather(t, tmp, slots, shape, base, first, n_pixels, r0, rows):
 @kernel
 def untile_images(t, y, tmp, slots, shape, n0, c0, c1, r0, rows):
     "The table of channels `c0` to `c1`, without borders, back to images"
-    s,u,v = numbers(np.int64, shape),numbers(F, y),numbers(F, t)
-    channels,height,width,parts,cols = at(s, CHANNELS),at(s, HEIGHT),at(s, WIDTH),at(s, PARTS),at(s, COLS)
-    sh,sw,images = at(s, STRIDE_H),at(s, STRIDE_W),min(16, at(s, IMAGES)-n0)
-    first,last = r0*sh,min((r0+rows)*sh, height)
+    s = numbers(np.int64, shape)
+    u = numbers(F, y)
+    v = numbers(F, t)
+    channels = at(s, CHANNELS)
+    height = at(s, HEIGHT)
+    width = at(s, WIDTH)
+    parts = at(s, PARTS)
+    cols = at(s, COLS)
+    sh = at(s, STRIDE_H)
+    sw = at(s, STRIDE_W)
+    images = min(16, at(s, IMAGES)-n0)
+    first = r0*sh
+    last = min((r0+rows)*sh, height)
     for c in range(c0, c1):
-        start,ld = (n0*channels+c)*height*width,channels*height*width
+        start = (n0*channels+c)*height*width
+        ld = channels*height*width
         if sh==1 and sw==1 and images==16 and width>=16:
             for h in range(first, last):
                 d = ((c-c0)*rows+h-r0)*cols*16
@@ -212,10 +263,15 @@ def one_tile(ptr, off, val, bias, xt, yt, k, n_out, o, w, x0, y0, x_row, y_row, 
 
     `ptr`, `off`, `val`: where weights start, their places in the table, their values; `xt`, `yt`: tables of inputs and sums.
     The tile begins at `x0` and `y0`; its rows are `x_row` and `y_row` apart, outputs `y_size`."""
-    starts,places,values,b = numbers(np.int32, ptr),numbers(np.int32, off),numbers(F, val),numbers(F, bias)
-    x,y = numbers(F, xt),numbers(F, yt)
+    starts = numbers(np.int32, ptr)
+    places = numbers(np.int32, off)
+    values = numbers(F, val)
+    b = numbers(F, bias)
+    x = numbers(F, xt)
+    y = numbers(F, yt)
     for i in range(w):
-        j,e = at(starts, k*n_out+o+i),at(starts, k*n_out+o+i+1)
+        j = at(starts, k*n_out+o+i)
+        e = at(starts, k*n_out+o+i+1)
         d = y0+i*y_size
         if k>0 and j==e: continue
         if k==0:
@@ -226,7 +282,8 @@ def one_tile(ptr, off, val, bias, xt, yt, k, n_out, o, w, x0, y0, x_row, y_row, 
             if TILE_ROWS>1: s1 = load(L, y, d+y_row)
             else: s1 = s0
         for q in range(j, e):
-            p,v = x0+at(places, q),at(values, q)
+            p = x0+at(places, q)
+            v = at(values, q)
             s0 = axpy(v, load(L, x, p), s0)
             if TILE_ROWS>1: s1 = axpy(v, load(L, x, p+x_row), s1)
         store(y, d, s0)
@@ -239,8 +296,13 @@ def conv_forward(ptr, off, val, bias, x, y, slots, one, x_shape, y_shape, g0, g1
     `ptr`, `off`, `val`: the list of weights, in `n_blocks` blocks; `slots`, `one`: numbers of the parts of inputs and of results.
     A strip of results from row `r0` on reads `rows` rows of each part, from `r0+low` on.
     Scratch memory: `xt`, `yt` tables of inputs and results, `tmp` the pixels of a channel."""
-    sx,sy = numbers(np.int64, x_shape),numbers(np.int64, y_shape)
-    channels,x_cols,n_out,height,y_cols = at(sx, CHANNELS),at(sx, COLS),at(sy, CHANNELS),at(sy, HEIGHT),at(sy, COLS)
+    sx = numbers(np.int64, x_shape)
+    sy = numbers(np.int64, y_shape)
+    channels = at(sx, CHANNELS)
+    x_cols = at(sx, COLS)
+    n_out = at(sy, CHANNELS)
+    height = at(sy, HEIGHT)
+    y_cols = at(sy, COLS)
     clear(xt, channels*at(sx, PARTS)*rows*x_cols)
     for g in range(g0, g1):
         for r0 in range(0, height, strip):
@@ -263,11 +325,18 @@ def one_back(ptr, off, vt, gt, xt, dxt, dt, buf, k, n_in, o, w, g0, y0, g_row, y
 
     `ptr`, `off`, `vt`: where weights start, their places in the table, their values; `dt`: gradients of weights; `buf`: 16 rows of sums.
     `gt`, `xt`, `dxt`: tables of the results' gradients, of inputs and of their gradients; places and distances as in `one_tile`."""
-    starts,places,values = numbers(np.int32, ptr),numbers(np.int32, off),numbers(F, vt)
-    g,x,dx,dw,b = numbers(F, gt),numbers(F, xt),numbers(F, dxt),numbers(F, dt),numbers(F, buf)
+    starts = numbers(np.int32, ptr)
+    places = numbers(np.int32, off)
+    values = numbers(F, vt)
+    g = numbers(F, gt)
+    x = numbers(F, xt)
+    dx = numbers(F, dxt)
+    dw = numbers(F, dt)
+    b = numbers(F, buf)
     clear_sums(b, 0, at(starts, k*n_in+o)&15)
     for i in range(w):
-        j,e = at(starts, k*n_in+o+i),at(starts, k*n_in+o+i+1)
+        j = at(starts, k*n_in+o+i)
+        e = at(starts, k*n_in+o+i+1)
         d = y0+i*y_size
         if k>0 and j==e: continue
         s0 = zero(L, g)
@@ -275,9 +344,11 @@ def one_back(ptr, off, vt, gt, xt, dxt, dt, buf, k, n_in, o, w, g0, y0, g_row, y
         if k>0:
             s0 = load(L, dx, d)
             if TILE_ROWS>1: s1 = load(L, dx, d+y_row)
-        x0,x1 = load(L, x, d),load(L, x, d+y_row*(TILE_ROWS-1))
+        x0 = load(L, x, d)
+        x1 = load(L, x, d+y_row*(TILE_ROWS-1))
         for q in range(j, e):
-            p,v = g0+at(places, q),at(values, q)
+            p = g0+at(places, q)
+            v = at(values, q)
             a = load(L, g, p)
             if DX: s0 = axpy(v, a, s0)
             if TILE_ROWS>1:
@@ -313,9 +384,16 @@ def conv_backward(ptr, off, order, vt, gr, x, dx, dw, slots, one, g_shape, x_sha
     `gr`, `x`: gradients of results, and inputs; `dx`, `dw`: gradients of inputs and of values, which are written.
     `slots`, `one`: numbers of the parts of inputs and of results; `strip`, `low`, `rows` as in `conv_forward`.
     Scratch memory: tables `gt`, `xt`, `dxt`, gradients of weights `dt`, 16 rows of sums `buf`, and the pixels of a channel `tmp`."""
-    sg,sx,starts = numbers(np.int64, g_shape),numbers(np.int64, x_shape),numbers(np.int32, ptr)
-    n,channels,parts,cols,sh = at(sx, IMAGES),at(sx, CHANNELS),at(sx, PARTS),at(sx, COLS),at(sx, STRIDE_H)
-    n_out,g_cols = at(sg, CHANNELS),at(sg, COLS)
+    sg = numbers(np.int64, g_shape)
+    sx = numbers(np.int64, x_shape)
+    starts = numbers(np.int32, ptr)
+    n = at(sx, IMAGES)
+    channels = at(sx, CHANNELS)
+    parts = at(sx, PARTS)
+    cols = at(sx, COLS)
+    sh = at(sx, STRIDE_H)
+    n_out = at(sg, CHANNELS)
+    g_cols = at(sg, COLS)
     height = (at(sx, HEIGHT)+sh-1)//sh
     clear(gt, n_out*rows*g_cols)
     clear(xt, n_channels*parts*strip*cols)
@@ -351,9 +429,11 @@ def tile_sizes(
     px = min(range(1, 5 if vector_bytes()==64 else 3), key=lambda p: -(-width//p)*p*(1+.5/p))
     cols = -(-width//px)*px
     tile_rows = 2 if height>1 else 1
-    halo_h,halo_w = index.high_h-index.low_h,index.high_w-index.low_w
+    halo_h = index.high_h-index.low_h
+    halo_w = index.high_w-index.low_w
     near,far = caches()
-    row,whole = max(channels*(cols+halo_w)*16*itemsize, 1),height+height%tile_rows
+    row = max(channels*(cols+halo_w)*16*itemsize, 1)
+    whole = height+height%tile_rows
     fits = whole if (whole+halo_h)*row<=3*far else 3*far//2//row-halo_h
     strip = max(tile_rows, fits//tile_rows*tile_rows)
     near = near if 7*len(index)>math.prod(index.shape) else 3*near//2
@@ -366,15 +446,22 @@ _one_part = np.array([0,0], np.int64)  # the slots of a table without stride
 
 def _forward(index, values, x, bias):
     "The convolution of `x`, contiguous, with live weights"
-    (n,c,h,w),n_out,size = x.shape,index.shape[0],x.element_size()
+    (n,c,h,w) = x.shape
+    n_out = index.shape[0]
+    size = x.element_size()
     ho,wo = index.out_size(h, w)
     cut = tile_sizes(index, (ho,wo), c*index.n_parts, size)
-    cols,strip,group = cut['cols'],cut['strip'],cut['group']
+    cols = cut['cols']
+    strip = cut['strip']
+    group = cut['group']
     ptr,off,order,n_blocks = index.list_for(False, cols, strip, cut['block'])
-    wide,tall = cols+index.high_w-index.low_w,strip+index.high_h-index.low_h
-    y,vals = empty((n,n_out,ho,wo), x.dtype),values.detach()[torch.from_numpy(order)]
+    wide = cols+index.high_w-index.low_w
+    tall = strip+index.high_h-index.low_h
+    y = empty((n,n_out,ho,wo), x.dtype)
+    vals = values.detach()[torch.from_numpy(order)]
     b = x.new_zeros(n_out) if bias is None else bias.detach().to(x.dtype).expand(n_out).contiguous()
-    xs,ys = _shape(n, c, h, w, index.stride, index.n_parts, index.low_w, wide),_shape(n, n_out, ho, wo, cols=cols)
+    xs = _shape(n, c, h, w, index.stride, index.n_parts, index.low_w, wide)
+    ys = _shape(n, n_out, ho, wo, cols=cols)
     f = conv_forward.compiled(F=kinds[x.dtype], L=16*cut['px'], TILE_ROWS=cut['tile_rows'])
     scratch = [16*size*k for k in (c*index.n_parts*tall*wide, group*strip*cols, max(h*w, ho*wo))]
     def part(g0, g1):
@@ -384,13 +471,23 @@ def _forward(index, values, x, bias):
 
 def _backward(index, values, x, g, of_x):
     "Gradients of `x` (None if not `of_x`) and of the values, both contiguous"
-    (n,c,h,w),(ho,wo),n_out,parts,size = x.shape,g.shape[2:],index.shape[0],index.n_parts,x.element_size()
+    (n,c,h,w) = x.shape
+    (ho,wo) = g.shape[2:]
+    n_out = index.shape[0]
+    parts = index.n_parts
+    size = x.element_size()
     cut = tile_sizes(index, [-(-k//s) for k,s in zip((h,w), index.stride)], n_out, size)
-    cols,strip,many = cut['cols'],cut['strip'],max(cut['group']//parts, 1)
+    cols = cut['cols']
+    strip = cut['strip']
+    many = max(cut['group']//parts, 1)
     ptr,off,order,n_blocks = index.list_for(True, cols, strip, cut['block'])
-    wide,tall = cols+index.high_w-index.low_w,strip+index.high_h-index.low_h
-    dx,dw,vals = empty(x.shape, x.dtype) if of_x else None,empty(values.shape, x.dtype),values.detach()[torch.from_numpy(order)]
-    gs,xs = _shape(n, n_out, ho, wo, first_col=-index.high_w, cols=wide),_shape(n, c, h, w, index.stride, parts, 0, cols)
+    wide = cols+index.high_w-index.low_w
+    tall = strip+index.high_h-index.low_h
+    dx = empty(x.shape, x.dtype) if of_x else None
+    dw = empty(values.shape, x.dtype)
+    vals = values.detach()[torch.from_numpy(order)]
+    gs = _shape(n, n_out, ho, wo, first_col=-index.high_w, cols=wide)
+    xs = _shape(n, c, h, w, index.stride, parts, 0, cols)
     f = conv_backward.compiled(F=kinds[x.dtype], L=16*cut['px'], TILE_ROWS=cut['tile_rows'], DX=of_x)
     block = many*parts*strip*cols
     scratch = [16*size*k for k in (n_out*tall*wide, block, block, (len(order)+31)//16, 16, max(h*w, ho*wo))]
@@ -413,7 +510,10 @@ class _Conv(Function):
     def backward(ctx, g):
         need_plain_backward(g)
         (values,x),g = ctx.saved_tensors,g.contiguous()
-        o,(of_x,of_values,of_bias),dx,dw = ctx.index,ctx.needs_input_grad[:3],None,None
+        o = ctx.index
+        (of_x,of_values,of_bias) = ctx.needs_input_grad[:3]
+        dx = None
+        dw = None
         geometry = o.stride,o.padding,o.dilation
         def dense_grad(): return conv2d_weight(x, o.shape, g, *geometry)
         if ctx.grad_hook is not None and of_values: ctx.grad_hook(dense_grad().detach())

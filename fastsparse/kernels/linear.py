@@ -11,17 +11,24 @@ From above: loops, sizes of tables and blocks, memory, threads, and last the pro
 # Fixed when a kernel is compiled are the type `F` of numbers, the columns `N` of a table, the type `C` of an index's columns, whether
 # outputs share inputs in fours (`FOURS`), the batch fits one table (`ONE`), and gradients of inputs are wanted (`DX`).
 
-import math,numpy as np,os,threading,torch
+import numpy as np,os,threading,torch
 from ..masks.selection import count_live
 from .vectors import add,at,axpy,caches,fma,full,kernel,lane_products,load,numbers,put,store,sums16,take,total,turn16
 from .vectors import vector_bytes,why_not,zero
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache,lru_cache
+from itertools import accumulate
 from warnings import warn
 
 # --- tables
 
-F,N,C,SUMS,FOURS,ONE,DX = np.float32,16,np.int32,4,False,True,True
+F = np.float32
+N = 16
+C = np.int32
+SUMS = 4
+FOURS = False
+ONE = True
+DX = True
 
 @kernel
 def dots(val, col, j, e, x, a):
@@ -37,7 +44,9 @@ def dots(val, col, j, e, x, a):
             b = axpy(at(val, q+1), load(N, x, at(col, q+1)*N), b)
         if m<e: a = axpy(at(val, m), load(N, x, at(col, m)*N), a)
         return add(a, b)
-    c,d,m = zero(N, x),zero(N, x),j+(e-j)//4*4
+    c = zero(N, x)
+    d = zero(N, x)
+    m = j+(e-j)//4*4
     for q in range(j, m, 4):
         a = axpy(at(val, q), load(N, x, at(col, q)*N), a)
         b = axpy(at(val, q+1), load(N, x, at(col, q+1)*N), b)
@@ -74,8 +83,13 @@ def forward(x, starts, col, val, bias, y, r0, r1, o0, o1, n_in, n_out, nb, R, xt
 
     `x`: inputs; `starts`, `col`, `val`: where weights start by output and block, their columns, their values; `bias`: or 0; `y`: written.
     `nb`: blocks of inputs; `R`: outputs at a time; `xt`, `yt`: scratch memory for tables of the inputs and of `R` outputs."""
-    starts,col = numbers(np.int32, starts),numbers(C, col)
-    x,val,y,xt,yt = numbers(F, x),numbers(F, val),numbers(F, y),numbers(F, xt),numbers(F, yt)
+    starts = numbers(np.int32, starts)
+    col = numbers(C, col)
+    x = numbers(F, x)
+    val = numbers(F, val)
+    y = numbers(F, y)
+    xt = numbers(F, xt)
+    yt = numbers(F, yt)
     for r in range(r0, r1, N):
         m = min(N, r1-r)
         tile_inputs(x, r*n_in, n_in, m, n_in, xt)
@@ -84,7 +98,8 @@ def forward(x, starts, col, val, bias, y, r0, r1, o0, o1, n_in, n_out, nb, R, xt
             for k in range(nb):
                 for i in range(0, w if FOURS else 0, 4): four_sums(starts, col, val, bias, o+i, k, nb, xt, yt, i*N)
                 for i in range(0 if FOURS else w):
-                    j,e = at(starts, (o+i)*nb+k),at(starts, (o+i)*nb+k+1)
+                    j = at(starts, (o+i)*nb+k)
+                    e = at(starts, (o+i)*nb+k+1)
                     if k and j==e: continue
                     if k: a = load(N, yt, i*N)
                     else: a = full(N, at(numbers(F, bias), o+i)) if bias else zero(N, yt)
@@ -119,10 +134,22 @@ def backward(g, x, starts, row, order, val, dx, dw, db, rows, i0, i1, n_in, n_ou
     `dx`, `dw`, `db`: gradients of inputs, weights and bias, which are written; `db` may be 0.
     `R`: inputs at a time. Scratch memory: tables `gt` of the outputs' gradients, `xt` of `R` inputs, `dt` of their gradients,
     `vt`, `dv` values and their gradients in the transposed order, `sums` 17 times 16 numbers."""
-    g,x,dx,dw,val = numbers(F, g),numbers(F, x),numbers(F, dx),numbers(F, dw),numbers(F, val)
-    starts,row,order = numbers(np.int32, starts),numbers(np.int32, row),numbers(np.int32, order)
-    gt,xt,dt,vt,dv,sums = numbers(F, gt),numbers(F, xt),numbers(F, dt),numbers(F, vt),numbers(F, dv),numbers(F, sums)
-    q0,q1 = at(starts, i0*nb),at(starts, i1*nb)
+    g = numbers(F, g)
+    x = numbers(F, x)
+    dx = numbers(F, dx)
+    dw = numbers(F, dw)
+    val = numbers(F, val)
+    starts = numbers(np.int32, starts)
+    row = numbers(np.int32, row)
+    order = numbers(np.int32, order)
+    gt = numbers(F, gt)
+    xt = numbers(F, xt)
+    dt = numbers(F, dt)
+    vt = numbers(F, vt)
+    dv = numbers(F, dv)
+    sums = numbers(F, sums)
+    q0 = at(starts, i0*nb)
+    q1 = at(starts, i1*nb)
     if not ONE and DX:
         for q in range(q0, q1): put(vt, q-q0, at(val, at(order, q)))
     for r in range(0, rows, N):
@@ -143,9 +170,11 @@ def input_block(starts, row, order, val, dw, i, w, k, nb, q0, first, gt, xt, dt,
 
     `q0`: the first weight of this call, which is number 0 of `vt` and `dv`; `first`: is it the first table? The others as in `backward`."""
     for s in range(w):
-        j,e = at(starts, (i+s)*nb+k),at(starts, (i+s)*nb+k+1)
+        j = at(starts, (i+s)*nb+k)
+        e = at(starts, (i+s)*nb+k+1)
         if k and j==e: continue
-        a,xi = load(N, dt, s*N) if k else zero(N, dt),load(N, xt, s*N)
+        a = load(N, dt, s*N) if k else zero(N, dt)
+        xi = load(N, xt, s*N)
         for b in range(j, e, 16):
             l = min(16, e-b)
             for q in range(l):
@@ -160,10 +189,16 @@ def input_block(starts, row, order, val, dw, i, w, k, nb, q0, first, gt, xt, dt,
 @kernel
 def one_row(x, starts, col, val, bias, y, o0, o1, n_in, n_out, rows):
     "Outputs `o0` to `o1` of few rows"
-    x,starts,col,val,y = numbers(F, x),numbers(np.int32, starts),numbers(C, col),numbers(F, val),numbers(F, y)
+    x = numbers(F, x)
+    starts = numbers(np.int32, starts)
+    col = numbers(C, col)
+    val = numbers(F, val)
+    y = numbers(F, y)
     for r in range(rows):
         for o in range(o0, o1):
-            a,j,e = zero(8, x),at(starts, o),at(starts, o+1)
+            a = zero(8, x)
+            j = at(starts, o)
+            e = at(starts, o+1)
             m = j+(e-j)//8*8
             for q in range(j, m, 8): a = fma(load(8, val, q), take(8, x, r*n_in, col, q), a)
             s = total(a)
@@ -177,16 +212,26 @@ def one_row(x, starts, col, val, bias, y, o0, o1, n_in, n_out, rows):
 def four_sums(starts, col, val, bias, o, k, nb, xt, yt, i):
     "The sums of outputs `o` to `o+4` from place `i` of `yt` on, with block `k` of their inputs added; block 0 begins with the bias"
     s = o*nb+k
-    j,e,p,l,m = at(starts, s),at(starts, s+1),at(starts, s+nb),at(starts, s+2*nb),at(starts, s+3*nb)
+    j = at(starts, s)
+    e = at(starts, s+1)
+    p = at(starts, s+nb)
+    l = at(starts, s+2*nb)
+    m = at(starts, s+3*nb)
     if k and j==e: return
     if k: a,b,c,d = load(N, yt, i),load(N, yt, i+N),load(N, yt, i+2*N),load(N, yt, i+3*N)
     elif bias:
         v = numbers(F, bias)
-        a,b,c,d = full(N, at(v, o)),full(N, at(v, o+1)),full(N, at(v, o+2)),full(N, at(v, o+3))
+        a = full(N, at(v, o))
+        b = full(N, at(v, o+1))
+        c = full(N, at(v, o+2))
+        d = full(N, at(v, o+3))
     else: a,b,c,d = zero(N, yt),zero(N, yt),zero(N, yt),zero(N, yt)
     for q in range(e-j):
         x = load(N, xt, at(col, j+q)*N)
-        a,b,c,d = axpy(at(val, j+q), x, a),axpy(at(val, p+q), x, b),axpy(at(val, l+q), x, c),axpy(at(val, m+q), x, d)
+        a = axpy(at(val, j+q), x, a)
+        b = axpy(at(val, p+q), x, b)
+        c = axpy(at(val, l+q), x, c)
+        d = axpy(at(val, m+q), x, d)
     store(yt, i, a)
     store(yt, i+N, b)
     store(yt, i+2*N, c)
@@ -202,8 +247,17 @@ def backward4(g, x, starts, col, val, dx, dw, db, rows, k0, k1, width, n_in, n_o
     `starts`, `col`, `val`: the index, in `nb` blocks of inputs, and the values; `g`, `x`, `dx`, `dw`, `db` as in `backward`.
     Scratch memory: tables `gt` of the outputs' gradients, `xt` of a block of inputs, `dt` of their gradients, and `sums`,
     65 times 16 numbers."""
-    g,x,dx,dw,starts,col = numbers(F, g),numbers(F, x),numbers(F, dx),numbers(F, dw),numbers(np.int32, starts),numbers(C, col)
-    gt,xt,dt,sums,val = numbers(F, gt),numbers(F, xt),numbers(F, dt),numbers(F, sums),numbers(F, val)
+    g = numbers(F, g)
+    x = numbers(F, x)
+    dx = numbers(F, dx)
+    dw = numbers(F, dw)
+    starts = numbers(np.int32, starts)
+    col = numbers(C, col)
+    gt = numbers(F, gt)
+    xt = numbers(F, xt)
+    dt = numbers(F, dt)
+    sums = numbers(F, sums)
+    val = numbers(F, val)
     for r in range(0, rows, N):
         m = min(N, rows-r)
         tile_inputs(g, r*n_out, n_out, m, n_out, gt)
@@ -221,12 +275,19 @@ def four_gradients(starts, col, val, dw, s, nb, i, o, first, gt, xt, dt, sums):
     """Gradients of a block of inputs, from input `i` on, and of the weights to four outputs, which are at `o` of `gt`
 
     `s`: where the weights of the first output and this block begin in `starts`; `first`: is it the first table of rows?"""
-    j,e,k,l,m = at(starts, s),at(starts, s+1),at(starts, s+nb),at(starts, s+2*nb),at(starts, s+3*nb)
+    j = at(starts, s)
+    e = at(starts, s+1)
+    k = at(starts, s+nb)
+    l = at(starts, s+2*nb)
+    m = at(starts, s+3*nb)
     if j==e: return
     for z in range(0, e-j, 16):
         n = min(16, e-j-z)
         for h in range(0, N, H):
-            a,b,c,d = load(H, gt, o+h),load(H, gt, o+N+h),load(H, gt, o+2*N+h),load(H, gt, o+3*N+h)
+            a = load(H, gt, o+h)
+            b = load(H, gt, o+N+h)
+            c = load(H, gt, o+2*N+h)
+            d = load(H, gt, o+3*N+h)
             for q in range(n):
                 x = load(H, xt, (at(col, j+z+q)-i)*N+h)
                 add_products(sums, 16*q, x, a, h)
@@ -263,7 +324,9 @@ def add_sums(sums, i, n, dw, q, first):
 @kernel
 def list_live(mask, n, width, crow, col):
     "Where the live weights of each of `n` rows of `mask` start, and their columns; `col` has room for one more"
-    mask,crow,col = numbers(np.int8, mask),numbers(np.int32, crow),numbers(np.int32, col)
+    mask = numbers(np.int8, mask)
+    crow = numbers(np.int32, crow)
+    col = numbers(np.int32, col)
     q = 0
     for r in range(n):
         put(crow, r, q)
@@ -275,8 +338,11 @@ def list_live(mask, n, width, crow, col):
 @kernel
 def turn_index(crow, col, n, m, tcrow, row, order):
     "Of `n` rows and `m` columns: where each column starts (`tcrow` is zero before), and the rows and places of its weights"
-    crow,col,tcrow = numbers(np.int32, crow),numbers(np.int32, col),numbers(np.int32, tcrow)
-    row,order = numbers(np.int32, row),numbers(np.int32, order)
+    crow = numbers(np.int32, crow)
+    col = numbers(np.int32, col)
+    tcrow = numbers(np.int32, tcrow)
+    row = numbers(np.int32, row)
+    order = numbers(np.int32, order)
     for q in range(at(crow, n)): put(tcrow, at(col, q)+1, at(tcrow, at(col, q)+1)+1)
     for c in range(m): put(tcrow, c+1, at(tcrow, c)+at(tcrow, c+1))
     for r in range(n):
@@ -292,7 +358,9 @@ def turn_index(crow, col, n, m, tcrow, row, order):
 @kernel
 def block_starts(crow, col, n, width, nb, starts):
     "Where the weights of each of `n` rows start in each of `nb` blocks of `width` columns, and where the last ones end"
-    crow,col,starts = numbers(np.int32, crow),numbers(C, col),numbers(np.int32, starts)
+    crow = numbers(np.int32, crow)
+    col = numbers(C, col)
+    starts = numbers(np.int32, starts)
     for r in range(n):
         k = 0
         for q in range(at(crow, r), at(crow, r+1)):
@@ -340,60 +408,35 @@ def tiling(
     if fours: return N,max(min(n, l2//((4 if back else 1)*N*size)), 1),128
     if density<.13:
         while N>(64 if back else 32) and n*N*size>(3*l2 if back else l2)//8: N //= 2
-        block,R = l2//((2 if rows>N else 4)*N*size) if back and n*density>256 else n,128
+        block = l2//((2 if rows>N else 4)*N*size) if back and n*density>256 else n
+        R = 128
     else:
-        block,R = max((4096 if back else 2048)/(N*density), l1/(N*size)),256
+        block = max((4096 if back else 2048)/(N*density), l1/(N*size))
+        R = 256
         if back and n*N*size>l2//4: block = min(block, l2/(8*N*size))
     return N,max(n, 1) if block>=.6*n else int(block),R
 
 # --- scratch memory, of each thread its own. NumPy asks for large pages for pieces of 4 MB and more, which makes reading a table 10 to 20 %
-# faster. Compiled code could write past the end of an array: with `FASTSPARSE_CHECK=1` in the environment, which the tests set, guard words
-# surround each array that it writes, and are checked after each call. They and unset memory are NaN, so reading them shows in the result.
+# faster. Tests put guard words around each array that compiled code writes.
 
-checking = os.environ.get('FASTSPARSE_CHECK', '0')!='0'  # read here and nowhere else
-_gap = 1024 if checking else 0  # guard words, of 4 bytes, before, between and behind arrays
-
-class _Fence:
-    "Guard words in `words`, a piece of memory, around its `arrays`, which are slices"
-    guard,unset = -23131,-1  # as bits, a NaN of float32; two of them are one of float64
-    def __init__(self, words, arrays):
-        self.words,self.arrays = words,arrays
-        words[:] = self.guard
-        for a in arrays: words[a] = self.unset
-
-    def is_whole(self):
-        ends = [0, *[e for a in self.arrays for e in (a.start,a.stop)], len(self.words)]
-        return all((self.words[i:j]==self.guard).all() for i,j in zip(ends[::2], ends[1::2]))
-
-class _Scratch(threading.local):
-    n,fence = 0,None
-
+class Scratch(threading.local):
+    n = 0
     def __call__(self, *sizes): # Bytes
         "Addresses of memory that this thread may write until it asks again"
-        ends = [4*_gap]
-        for n in sizes: ends.append(ends[-1]+4*_gap+-(-n//64)*64)
+        ends = [0, *accumulate(-(-n//64)*64 for n in sizes)]
         if ends[-1]>self.n:
             self.n = max(ends[-1], 2**22)
             self.piece = np.zeros(self.n+64, np.uint8)
             place = self.piece.ctypes.data
-            self.piece,self.start = self.piece[-place%64:],place+-place%64
-        if checking: self.fence = _Fence(self.piece[:ends[-1]].view(np.int32), [slice(i//4, (i+n)//4) for i,n in zip(ends, sizes)])
+            self.piece = self.piece[-place%64:]
+            self.start = place+-place%64
         return [self.start+i for i in ends[:-1]]
 
-_scratch = _Scratch()
+_scratch = Scratch()
 
-def empty(
-    shape:tuple,
-    dtype:torch.dtype, # Of 4 or 8 bytes
-) -> torch.Tensor: # Uninitialized
+def empty(shape, dtype):
     "A tensor for compiled code to write"
-    if not checking: return torch.empty(shape, dtype=dtype)
-    n = math.prod(shape)*dtype.itemsize//4
-    fence = _Fence(np.empty(n+2*_gap, np.int32), [slice(_gap, _gap+n)])
-    words = fence.words[_gap:_gap+n].view(torch.empty(0, dtype=dtype).numpy().dtype)
-    t = torch.from_numpy(words.reshape(shape))  # a view in torch could not be written in place
-    t.fence = fence
-    return t
+    return torch.empty(shape, dtype=dtype)
 
 def address(a):
     "The address of a tensor or an array; 0 for None"
@@ -404,12 +447,8 @@ def call(
     *args, # Contiguous tensors and arrays, None and numbers
     scratch=(), # Bytes of each scratch array that it takes after these
 ):
-    "Call compiled code with addresses; where `checking`, a `RuntimeError` if it wrote outside of its arrays"
+    "Call compiled code with addresses"
     f(*[a if type(a) is int else address(a) for a in args], *(_scratch(*scratch) if scratch else ()))
-    if checking:
-        fences = [_scratch.fence if scratch else None, *[getattr(a, 'fence', None) for a in args]]
-        if any(o is not None and not o.is_whole() for o in fences):
-            raise RuntimeError(f"{f.__name__} wrote outside of the arrays that it was given")
 
 # --- threads work on rows or outputs of their own forward, and on inputs of their own backward: results are the same for any number.
 # A thread is often woken on the caller's core, where two take turns until the system moves one, so small products use one thread.
@@ -454,7 +493,8 @@ def _column_type(col): return np.int16 if col.dtype==torch.int16 else np.int32
 
 def _starts_of(index, width):
     "`block_starts` of an index"
-    n,n_blocks = index.shape[0],-(-index.shape[1]//width)
+    n = index.shape[0]
+    n_blocks = -(-index.shape[1]//width)
     if n_blocks<2: return index.crow,1
     starts = index.starts.get(width)
     if starts is None:
@@ -466,14 +506,17 @@ def _starts_of(index, width):
 def list_rows(mask):
     "Where the live weights of each row of a bool matrix start, and their columns"
     mask,(n,width) = mask.contiguous(),mask.shape
-    crow,col = empty((n+1,), torch.int),empty((count_live(mask)+1,), torch.int)
+    crow = empty((n+1,), torch.int)
+    col = empty((count_live(mask)+1,), torch.int)
     call(list_live.compiled(), mask, n, width, crow, col)
     return crow,col[:-1]
 
 def transpose_index(index):
     "Where each column starts, and the rows and places of its weights"
     (n,m),size = index.shape,(len(index),)
-    crow,row,order = empty((m+1,), torch.int).zero_(),empty(size, torch.int),empty(size, torch.int)
+    crow = empty((m+1,), torch.int).zero_()
+    row = empty(size, torch.int)
+    order = empty(size, torch.int)
     call(turn_index.compiled(), index.crow, index.col.int(), n, m, crow, row, order)
     return crow,row,order
 
@@ -484,19 +527,27 @@ def multiply(
     bias:torch.Tensor=None, # One number an output
 ) -> torch.Tensor: # Rows of outputs, of the type of `x`
     "`F.linear` with live weights only, without autograd"
-    (n_out,n_in),rows,n = index.shape,x.shape[0],len(index)
+    (n_out,n_in) = index.shape
+    rows = x.shape[0]
+    n = len(index)
     if x.shape!=(rows,n_in) or values.numel()!=n:
         raise ValueError(f"inputs are {tuple(x.shape)} and weights {values.numel()}; the index needs (rows, {n_in}) and {n}")
-    xs,work = _as_kernel_type(x),n*rows
-    dtype,columns,size = xs.dtype,_column_type(index.col),xs.element_size()
+    xs = _as_kernel_type(x)
+    work = n*rows
+    dtype = xs.dtype
+    columns = _column_type(index.col)
+    size = xs.element_size()
     if bias is not None: bias = _as_kernel_type(bias if bias.shape==(n_out,) else bias.expand(n_out), dtype)
-    v,y,kind = _as_kernel_type(values, dtype),empty((rows,n_out), dtype),kinds[dtype]
+    v = _as_kernel_type(values, dtype)
+    y = empty((rows,n_out), dtype)
+    kind = kinds[dtype]
     if rows<3:
         f = one_row.compiled(F=kind, C=columns)
         split_work(lambda o0, o1: call(f, xs, index.crow, index.col, v, bias, y, o0, o1, n_in, n_out, rows), n_out, 256, work)
         return _as_type(y, x)
     N,fb,R = tiling(rows, n_in, n/max(n_in*n_out, 1), False, size, index.fours)
-    (starts,nb),f = _starts_of(index, fb),forward.compiled(F=kind, N=N, C=columns, SUMS=n_sums(N*size), FOURS=index.fours)
+    (starts,nb) = _starts_of(index, fb)
+    f = forward.compiled(F=kind, N=N, C=columns, SUMS=n_sums(N*size), FOURS=index.fours)
     def part(*of): call(f, xs, starts, index.col, v, bias, y, *of, n_in, n_out, nb, R, scratch=(n_in*N*size,R*N*size))
     if rows>N: split_work(lambda r0, r1: part(r0, r1, 0, n_out), rows, N, work)
     else: split_work(lambda o0, o1: part(0, rows, o0, o1), n_out, 64, work)
@@ -510,14 +561,20 @@ def gradients(
     bias=True, # Compute the gradient of the bias?
 ) -> tuple: # Gradients of inputs, live weights and bias; None where not wanted
     "The gradients of `multiply`"
-    (n_out,n_in),rows,n,inputs = index.shape,x.shape[0],len(index),values is not None
+    (n_out,n_in) = index.shape
+    rows = x.shape[0]
+    n = len(index)
+    inputs = values is not None
     if x.shape!=(rows,n_in) or g.shape!=(rows,n_out) or inputs and values.numel()!=n:
         shapes = [tuple(t.shape) for t in (x,g,values) if t is not None]
         raise ValueError(f"inputs, gradients and weights are {shapes}; the index needs (rows, {n_in}), (rows, {n_out}) and ({n},)")
     xs = _as_kernel_type(x)
     dtype,size = xs.dtype,xs.element_size()
-    v,gs = _as_kernel_type(values, dtype) if inputs else None,_as_kernel_type(g, dtype)
-    dx,dw,db = empty(x.shape, dtype) if inputs else None,empty((n,), dtype),empty((n_out,), dtype) if bias else None
+    v = _as_kernel_type(values, dtype) if inputs else None
+    gs = _as_kernel_type(g, dtype)
+    dx = empty(x.shape, dtype) if inputs else None
+    dw = empty((n,), dtype)
+    db = empty((n_out,), dtype) if bias else None
     if not rows or not n_in:
         dw.zero_()
         if bias: db.copy_(gs.sum(0))
@@ -526,7 +583,8 @@ def gradients(
     N,width,R = tiling(rows, n_in if index.fours else n_out, n/max(n_in*n_out, 1), True, size, index.fours)
     if index.fours:
         width = max(1, min(width, -(-n_in//torch.get_num_threads())))
-        (starts,nb),held = _starts_of(index, width),min(N, 256//size if vector_bytes()==64 else 16)
+        (starts,nb) = _starts_of(index, width)
+        held = min(N, 256//size if vector_bytes()==64 else 16)
         f = backward4.compiled(N=N, H=held, C=_column_type(index.col), **settings)
         def part(k0, k1):
             call(f, gs, xs, starts, index.col, v, dx, dw, None if k0 else db, rows, k0, k1, width, n_in, n_out, nb,
@@ -534,7 +592,8 @@ def gradients(
         split_work(part, nb, 1, n*rows)
     else:
         t,one = index.t,rows<=N
-        (starts,nb),f = _starts_of(t, width),backward.compiled(N=N, ONE=one, **settings)
+        (starts,nb) = _starts_of(t, width)
+        f = backward.compiled(N=N, ONE=one, **settings)
         def part(i0, i1):
             kept = 0 if one else n if i1-i0==n_in else int(t.crow[i1]-t.crow[i0])
             call(f, gs, xs, starts, t.col, t.order, v, dx, dw, None if i0 else db, rows, i0, i1, n_in, n_out, nb, R,

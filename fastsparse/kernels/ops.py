@@ -23,7 +23,8 @@ def _has_kernels(t): return t.device.type=='cpu' and not why_not()
 
 def _list_rows(mask):
     "`list_rows` by torch"
-    places,(n,width) = live_places(mask.reshape(-1)),mask.shape
+    places = live_places(mask.reshape(-1))
+    (n,width) = mask.shape
     return torch.searchsorted(places, torch.arange(n+1, device=mask.device)*width).int(),places.remainder_(max(width, 1)).int()
 
 # %% ../../nbs/502_kernels.ops.ipynb #9cc6b0fa
@@ -41,14 +42,24 @@ class SparseIndex:
         mask:torch.Tensor, # Bool tensor, outputs first; all other dimensions are flattened
     ):
         mask = mask.flatten(1).view(torch.uint8).ne(0)  # after `to_empty` its bytes may be anything
-        self.shape,self.fours,self._t,self.starts,self.convs = tuple(mask.shape),_in_fours(mask),None,{},{}
+        self.shape = tuple(mask.shape)
+        self.fours = _in_fours(mask)
+        self._t = None
+        self.starts = {}
+        self.convs = {}
         self.crow,self.col = (list_rows if _has_kernels(mask) else _list_rows)(mask)
 
     @classmethod
     def of_parts(cls, shape, crow, col, fours=False):
         "The index of a matrix of `shape` from `crow` and `col`, both 32-bit integers"
         new = object.__new__(cls)
-        new.shape,new.crow,new.col,new.fours,new._t,new.starts,new.convs = shape,crow,col,fours,None,{},{}
+        new.shape = shape
+        new.crow = crow
+        new.col = col
+        new.fours = fours
+        new._t = None
+        new.starts = {}
+        new.convs = {}
         return new
 
     def __len__(self): return self.col.numel()
@@ -144,7 +155,8 @@ def find(self:SparseIndex, places): # Of live weights
 @patch
 def bands(self:SparseIndex, n):
     "Tuples of the first row of a band of some `n` entries, the first one after it, and a slice of its values"
-    rows,starts = range(0, self.shape[0], max(n//self.shape[1], 1)),self.crow.tolist()
+    rows = range(0, self.shape[0], max(n//self.shape[1], 1))
+    starts = self.crow.tolist()
     for a,z in zip(rows, [*rows[1:], self.shape[0]]): yield a,z,slice(starts[a], starts[z])
 
 # %% ../../nbs/502_kernels.ops.ipynb #ea9b01e6
@@ -159,7 +171,8 @@ def carried(self:SparseIndex, old, mask): # An older index, and this one's mask
     if not isinstance(old, SparseIndex): return carried_dense(self, old)
     before,n = old.places,len(self)
     was = torch.zeros(mask.numel(), dtype=torch.bool, device=mask.device).index_fill_(0, before, True)
-    surviving,to = live_places(mask.reshape(-1).index_select(0, before)),live_places(was.index_select(0, self.places))
+    surviving = live_places(mask.reshape(-1).index_select(0, before))
+    to = live_places(was.index_select(0, self.places))
     if len(surviving)==len(old)==n: return None
     def of(cell): return cell.values.new_full((n,), cell.fill or 0.).scatter_(0, to, cell.values.index_select(0, surviving))
     return torch.ones(n, dtype=torch.bool, device=mask.device).index_fill_(0, to, False),of
@@ -214,7 +227,8 @@ def need_all_values(values, index):
     if values.numel()!=len(index): raise ValueError(f"{values.numel()} weights are given, and {len(index)} live")
 
 def _check_input(x, values, index):
-    n,n_in = x.shape[-1] if x.ndim else 0,index.shape[1]
+    n = x.shape[-1] if x.ndim else 0
+    n_in = index.shape[1]
     need_all_values(values, index)
     if n!=n_in: raise ValueError(f"the input has {n} features, and must have {n_in}")
     if x.dtype!=values.dtype: raise ValueError(f"the input is of type {x.dtype}, and the weight of {values.dtype}: give both the same")
@@ -285,7 +299,9 @@ class _Linear(Function):
     @uncompiled
     def backward(ctx, g):
         need_plain_backward(g)
-        (values,x),index,(of_x,of_values,of_bias) = ctx.saved_tensors,ctx.index,ctx.needs_input_grad[:3]
+        (values,x) = ctx.saved_tensors
+        index = ctx.index
+        (of_x,of_values,of_bias) = ctx.needs_input_grad[:3]
         if of_values and ctx.grad_hook is not None: ctx.grad_hook(g.detach().clone().t(), x.detach().clone().t())
         if of_values and not torch.is_grad_enabled() and kernels_take(g, values):
             return *gradients(index, values if of_x else None, x, g, of_bias),None,None

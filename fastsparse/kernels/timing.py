@@ -86,7 +86,8 @@ def output_error(
     b, # What another that should do the same returned
 ) -> float: # Infinite if shapes differ or only one is NaN; NaN without a tensor to compare
     "The largest absolute difference of two outputs"
-    xs,ys = output_tensors(a),output_tensors(b)
+    xs = output_tensors(a)
+    ys = output_tensors(b)
     if len(xs)!=len(ys): return math.inf
     return max(map(_difference, xs, ys), default=math.nan)
 
@@ -98,7 +99,9 @@ def with_bar(
     leave:bool=False, # Keep the bar at the end?
 ):
     "Iterate over `items`, with a progress bar if the first ones show that all take long"
-    total,start,todo = len(items) if total is None else total,time.perf_counter(),iter(items)
+    total = len(items) if total is None else total
+    start = time.perf_counter()
+    todo = iter(items)
     for done,item in enumerate(todo, 1):
         yield item
         each = (time.perf_counter()-start)/done

@@ -93,7 +93,10 @@ def turn16(p, i, ld, q, j, ldq):
 def _watch_compiling(event, show):
     "Log that Numba compiles kernels, once in a process, and `show` a bar while it does?"
     class Listener(event.Listener):
-        said,bar,depth,n = False,None,0,0
+        said = False
+        bar = None
+        depth = 0
+        n = 0
 
         def on_start(self, e):
             if not e.data['dispatcher'].py_func.__module__.startswith('fastsparse.'): return
@@ -103,7 +106,8 @@ def _watch_compiling(event, show):
             if self.depth!=1: return
             from fastprogress.fastprogress import progress_bar
             if self.bar is None or time.time()-self.bar.last_t>5:  # not in a cell that ran long ago
-                self.bar,self.n = progress_bar(range(0), total='noinfer', leave=False),0
+                self.bar = progress_bar(range(0), total='noinfer', leave=False)
+                self.n = 0
                 self.bar.comment = text
             if self.n: self.bar.update_bar(self.n)
             else: self.bar.update(0)
@@ -112,7 +116,8 @@ def _watch_compiling(event, show):
             if not self.depth: return
             self.depth -= 1
             if self.depth: return
-            self.n,self.bar.last_t = self.n+1,time.time()
+            self.n = self.n+1
+            self.bar.last_t = time.time()
             self.bar.on_iter_end()
     event.register('numba:compile', Listener())
 
@@ -232,7 +237,9 @@ def _(tc, n, p, i, q, j):
     vec,bits = _nb.Vec(n.literal_value, p.dtype),q.dtype.bitwidth
     def gen(ctx, b, sig, args):
         _,x,start,places,first = args
-        x,word,v = b.gep(x, [start]),first.type,_nb.ir.Constant(ctx.get_value_type(vec), _nb.ir.Undefined)
+        x = b.gep(x, [start])
+        word = first.type
+        v = _nb.ir.Constant(ctx.get_value_type(vec), _nb.ir.Undefined)
         for k in range(vec.n):
             shift = k*bits%64
             if not shift: listed = b.load(b.bitcast(b.gep(places, [b.add(first, word(k))]), word.as_pointer()), align=bits//8)
@@ -352,7 +359,8 @@ class Kernel:
         "Compile the kernel, once for each choice of settings"
         key = tuple(settings.items())
         if key in self.made: return self.made[key]
-        f,njit = self._source({k:v for k,v in settings.items() if k in self.names}),_numba()[0].njit
+        f = self._source({k:v for k,v in settings.items() if k in self.names})
+        njit = _numba()[0].njit
         options = dict(fastmath=set(_free), nogil=True, boundscheck=False, error_model='numpy')
         try: self.made[key] = njit(cache=True, **options)(f)
         except RuntimeError: self.made[key] = njit(**options)(f)  # Numba finds no folder that it may write

@@ -90,14 +90,16 @@ def _checked(sparseness, backward_mode='STE', score_func=None, backward_sparsene
 # %% ../../nbs/551_learned.masks.ipynb #09410713
 def _chosen(settings, score, x, seed, step, axes):
     "Score, mask and backward mask of an update; `x` is None where nothing is there to score"
-    score,f = score.detach(),settings['score_func']
+    score = score.detach()
+    f = settings['score_func']
     if f is not None and x is not None:
         new = f(score.clone(), x.detach())
         if new.shape!=score.shape: raise ValueError(f"score_func returned shape {tuple(new.shape)}, "
             f"and must return {tuple(score.shape)}")
         score = new.detach().to(score)
     def mask_of(sparseness, i): return sparseness.for_axes(axes).mask(score, keyed_generator(seed, i, step))
-    mask,back = mask_of(settings['sparseness'], 0),settings['backward_sparseness']
+    mask = mask_of(settings['sparseness'], 0)
+    back = settings['backward_sparseness']
     return score,mask,mask if back is None else mask | mask_of(back, 1)
 
 # %% ../../nbs/551_learned.masks.ipynb #660d31bb
@@ -226,10 +228,7 @@ def _load_from_state_dict(self:Sparsify, *args, **kwargs):
 def extra_repr(self:Sparsify):
     mode = [] if self.backward_mode=='STE' else [self.backward_mode]
     back = [] if self.backward_sparseness is None else [f'backward {self.backward_sparseness}']
-    return ', '.join([self.shape_text(), str(self.sparseness), *mode, *back])
-
-@patch
-def shape_text(self:Sparsify): return str(tuple(self.score.shape))
+    return ', '.join([str(tuple(self.score.shape)), str(self.sparseness), *mode, *back])
 
 # %% ../../nbs/551_learned.masks.ipynb #d85d17f4
 class WeightSparsify(Sparsify):
@@ -291,7 +290,8 @@ def _hook(model, sps):
     "Add hooks for the weights of `sps` to the layers of `model` that use them"
     whole = _OneForward(sps)
     host = {m.out_proj:m for m in model.modules() if isinstance(m, nn.MultiheadAttention)}
-    by_weight,hooks = {id(sp.weight):sp for sp in sps},{}
+    by_weight = {id(sp.weight):sp for sp in sps}
+    hooks = {}
     for m in model.modules():
         for attr,p in m._parameters.items():
             if id(p) in by_weight: hooks.setdefault(host.get(m, m), _MaskedWeights()).places.append((m, attr, by_weight[id(p)]))

@@ -62,7 +62,8 @@ def fill(self:Birth, m, masks_of, key, fans, is_random):
 @patch
 def __call__(self:Birth, seed, fans, is_random):
     "Fill all layers"
-    modules,made = list(enumerate(self.model.modules())),{}
+    modules = list(enumerate(self.model.modules()))
+    made = {}
     was = [(tensors, dict(tensors)) for _,m in modules for tensors in (m._parameters,m._buffers)]
     def masks_of(m):
         own = [(o._replace(p=getattr(m, o.attr)), make) for o,make in zip(self.plan.params, self.plan.makers) if o.module is m]

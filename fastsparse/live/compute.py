@@ -56,7 +56,10 @@ def why_masked(
     call=(), # Rows of its inputs, and the name of the type of its products; empty if unknown
 ) -> str: # Empty if live weights are faster
     "Why the fixed rule keeps a weight dense under its mask"
-    p,n,live,is_conv = weight.p,weight.mask.numel(),weight.n_live(),isinstance(weight.module, _ConvNd)
+    p = weight.p
+    n = weight.mask.numel()
+    live = weight.n_live()
+    is_conv = isinstance(weight.module, _ConvNd)
     rows = batch*(16 if is_conv else 1)
     if p.device.type!='cpu' or takes_blocks(p.device):
         return why_no_gain(p.shape, block_of(weight.mask.flatten(1))[0], live, *(call or (None,None)), p.device)
@@ -75,7 +78,8 @@ def live_weights(
 def rest_packing(model):
     "Encoders make no nested tensors while a layer in them has live weights"
     for encoder in (m for m in model.modules() if isinstance(m, nn.TransformerEncoder)):
-        is_live,rests = any(live_weights(encoder)),'_packed' in vars(encoder)
+        is_live = any(live_weights(encoder))
+        rests = '_packed' in vars(encoder)
         if is_live and not rests: encoder._packed,encoder.use_nested_tensor = encoder.use_nested_tensor,False
         if rests and not is_live: encoder.use_nested_tensor = vars(encoder).pop('_packed')
 
@@ -126,7 +130,8 @@ def measure(
             calls = {n:o.p.calls[0] for n,o in weights.items() if o.p.calls and not o.p.reads}
         finally:
             for weight in weights.values(): weight.p.calls = None
-        kinds,inputs = {},{t.untyped_storage().data_ptr() for t in tree_leaves(xb) if isinstance(t, torch.Tensor)}
+        kinds = {}
+        inputs = {t.untyped_storage().data_ptr() for t in tree_leaves(xb) if isinstance(t, torch.Tensor)}
         for n,call in calls.items(): kinds.setdefault(_kind(weights[n].p, call), (weights[n].p, call))
         found = {kind:_speedup(*o, inputs) for kind,o in with_bar(list(kinds.items()))}
     speedups = {n:found[_kind(weights[n].p, call)] for n,call in calls.items()}
@@ -135,7 +140,8 @@ def measure(
 @torch.inference_mode(False)
 def _measured(model, weights, xb):
     "The plan and the speed-ups of rank 0, on all; weights that stay dense leave `weights`"
-    shared,box = dist.is_available() and dist.is_initialized(),[None]
+    shared = dist.is_available() and dist.is_initialized()
+    box = [None]
     if not shared or dist.get_rank()==0: box = [measure(model, weights, fresh(xb))]
     if shared: dist.broadcast_object_list(box, src=0)
     plan,_ = box[0]
@@ -187,7 +193,8 @@ def sparse_compute(
     plan:dict=None, # Parameter → 'rows' (live weights) or 'dense', such as a report's `plan`; None measures
 ) -> SparseCompute: # The choice and measured speed-ups; its `remove()` undoes it
     "Compute with live weights only where that is faster"
-    model,xb = module_of(model),dict(xb) if isinstance(xb, Mapping) else xb if isinstance(xb, (tuple,list)) else (xb,)
+    model = module_of(model)
+    xb = dict(xb) if isinstance(xb, Mapping) else xb if isinstance(xb, (tuple,list)) else (xb,)
     weights = masked_params(model)
     _check_model(model, weights)
     if not (opt is None or hasattr(opt, 'param_groups')): raise ValueError(f"opt is {opt!r:.80}, and must be an optimizer, fastai's or torch's, or None")
@@ -195,7 +202,8 @@ def sparse_compute(
     names = [o.name for o in weights if o.name not in notes]
     if plan is not None: _check_plan(plan, names, notes)
     if plan is None or any(o is not None for o in xb): need_batch(xb)
-    wanted,live = [n for n in names if plan is None or plan.get(n, 'dense')!='dense'],{}
+    wanted = [n for n in names if plan is None or plan.get(n, 'dense')!='dense']
+    live = {}
     try:
         for weight in weights:
             weight.project()

@@ -19,7 +19,8 @@ F = np.int32
 @kernel
 def keep_live(t, mask, start, stop):
     "Zero the integers `start` to `stop` of `t` where `mask` is 0"
-    t,mask = numbers(F, t),numbers(np.uint8, mask)
+    t = numbers(F, t)
+    mask = numbers(np.uint8, mask)
     for i in range(start, stop):
         if at(mask, i)==0: put(t, i, 0)
 
@@ -38,7 +39,8 @@ def project_by_kernel(
     "Zero `t` where `mask` is False, by the kernel if there is one"
     is_plain = type(t.data) is type(mask) is torch.Tensor and t.is_cpu
     fits = t.shape==mask.shape and t.is_contiguous() and mask.is_contiguous()
-    f,n = is_plain and fits and _kernel_for(t.element_size()),t.numel()
+    f = is_plain and fits and _kernel_for(t.element_size())
+    n = t.numel()
     if not f: return project_(t, mask)
     zero = partial(f, t.data_ptr(), mask.data_ptr())
     if n<2**14: zero(0, n)

@@ -140,7 +140,8 @@ def views_of(f, args, kwargs, out):
     "The result `out` of the operator `f`: a `LiveView`, or several, if `f` makes views of a live tensor"
     is_view = any(r.alias_info is not None for r in f._schema.returns)
     if not (is_view and args and isinstance(args[0], AnyLive)): return out
-    base,rest = args[0],args[1:]
+    base = args[0]
+    rest = args[1:]
     def chain(d): return f(base.chain(d), *rest, **kwargs)
     if isinstance(out, torch.Tensor): return LiveView(base.cell, chain, out)
     return type(out)(LiveView(base.cell, lambda d,i=i: chain(d)[i], t) for i,t in enumerate(out))
@@ -337,7 +338,9 @@ def convert(
 ):
     "Let `p` and its gradient follow `new`, as `module.to` does"
     if new.is_meta: raise RuntimeError("a live weight can't lose its values: call store_dense(model) before it goes to the meta device")
-    index,grad,record = index_for(p.cell.mask().to(new.device), new.dtype),p.grad,p.record
+    index = index_for(p.cell.mask().to(new.device), new.dtype)
+    grad = p.grad
+    record = p.record
     def moved(t): return Cell(index.take(t.to(new).detach()).reshape(-1), index, p.shape)
     become(p, LiveParameter(moved(new)))
     p.record = record

@@ -176,7 +176,8 @@ def as_method(
     name:str, # The operator
 ):
     "The method of live tensors that works on values, or as torch's does"
-    torchs,writes = getattr(torch.Tensor, method),method.endswith('_') and not method.startswith('_')
+    torchs = getattr(torch.Tensor, method)
+    writes = method.endswith('_') and not method.startswith('_')
     run = (in_place if writes else anew)(getattr(torch.Tensor, method if writes else name), name)
     def differentiates(t): return isinstance(t, torch.Tensor) and t.requires_grad
     def f(self, *args, **kwargs):

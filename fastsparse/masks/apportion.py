@@ -47,10 +47,10 @@ def live_counts(
 
 # %% ../../nbs/101_masks.apportion.ipynb #7b5d63a6
 def lift_counts(counts, floors):
-    "`counts` with the same total, and none below its floor; unchanged if that can't be"
+    "`counts` with none below its floor, and the same total where the floors leave one"
     lifted = [max(n, least) for n,least in zip(counts, floors)]
     lack,room = sum(lifted)-sum(counts),sum(lifted)-sum(floors)
-    if not 0<lack<=room: return counts
+    if lack>=room: return floors
     return share_out([n-(n-least)*lack/room for n,least in zip(lifted, floors)], sum(counts))
 
 # %% ../../nbs/101_masks.apportion.ipynb #95ed2874

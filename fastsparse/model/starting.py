@@ -15,7 +15,7 @@ from ..core.checks import need_fraction,need_number
 from ..core.patterns import settings_of
 from ..core.registry import call_with,declares,get_part,needs_of,parts_of,register_part,same_needs
 from ..masks.apportion import lift_counts,live_counts,whole_up
-from ..masks.distributions import given_sparsity,reads_scores,uniform_sparsity,usual_sparsity
+from ..masks.distributions import first_layer_dense_uniform,reads_scores,uniform_sparsity,usual_sparsity
 from ..masks.scores import random_score,weight_magnitude
 from ..masks.selection import count_live,keyed_generator,mask_from_tensor
 from ..masks.structures import as_structure,Block,Structure,Unstructured
@@ -145,7 +145,9 @@ def by_rules(
     for own in shares: need_fraction('sparsity', own, '[0,1)')
     sizes = [o.p.numel() for o in kept]
     live = sum([(1-own)*n for own,n in zip(shares, sizes)])
-    return kept,1-live/sum(sizes),given_sparsity(shares)
+    def given(ps, sparsity): return shares
+    same_needs(given, first_layer_dense_uniform)
+    return kept,1-live/sum(sizes),given
 
 # %% ../../nbs/305_model.starting.ipynb #30edfb30
 @declares('mask', name='zeros', brings_count=True)

@@ -32,7 +32,8 @@ def keep_zeros(
     "Give a pruned model masks that keep its zeros in any training"
     module = module_of(model)
     need_fraction('least', least)
-    os,wanted = candidates(module, kwargs.get('also')),kwargs.pop('chosen', None)
+    os = candidates(module, kwargs.get('also'))
+    wanted = kwargs.pop('chosen', None)
     zeros = {n:float((p==0).float().mean()) for n,p in module.named_parameters(remove_duplicate=False) if p.numel()}
     enough = [n for n,z in zeros.items() if z>=least and z>0]
     if not enough:
@@ -190,7 +191,8 @@ def save_delta(
     if not isinstance(base, Mapping):
         raise ValueError(f"base is a {type(base).__name__}, "
             "and must be a state_dict() from before fine-tuning: save_delta(model, base, path)")
-    state,delta = module_of(model).state_dict(),{}
+    state = module_of(model).state_dict()
+    delta = {}
     need_same_tensors(state, base, 'pass the state_dict() of the same model before fine-tuning, with the masks of keep_zeros(base)')
     for k,v in state.items():
         mask = state.get(f'{k}_mask')
@@ -212,14 +214,18 @@ def load_delta(
     path, # A file that `save_delta` wrote
 ):
     "Restore the fine-tuned model from its base, exactly"
-    path,module = as_path(path),module_of(model)
-    saved,state,found = read_tensors(path, 'file of save_delta'),module.state_dict(),{}
+    path = as_path(path)
+    module = module_of(model)
+    saved = read_tensors(path, 'file of save_delta')
+    state = module.state_dict()
+    found = {}
     with reading(path, 'file of save_delta'):
         if _fingerprint(state)!=saved['base']:
             raise ValueError(f"{str(path)!r} fits another base, or this one before it was changed: "
                 "load the base that save_delta was given, with its masks; keep_zeros(model) makes those of a pruned model")
         for k,(places,values) in saved['delta'].items():
-            t,mask = state[k],state.get(f'{k}_mask')
+            t = state[k]
+            mask = state.get(f'{k}_mask')
             live = torch.arange(t.numel()) if mask is None else mask.cpu().reshape(-1).nonzero().squeeze(1)
             at = live if places is None else live[places.long()]
             if values.dtype!=t.dtype or values.shape!=at.shape:

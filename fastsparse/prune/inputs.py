@@ -56,8 +56,11 @@ class Calibration:
                 "pass DataLoaders, a dataset, an iterable of batches or a function f(model)")
         need_number('n_samples', n_samples, 1, whole=True)
         need_number('bs', bs, 1, whole=True)
-        data,self.model = model.dls if data is None else data,module_of(model)
-        self.loop,self.batches,self.i = None,[],0
+        data = model.dls if data is None else data
+        self.model = module_of(model)
+        self.loop = None
+        self.batches = []
+        self.i = 0
         n_inp = getattr(data, 'n_inp', getattr(getattr(model, 'dls', None), 'n_inp', None))
         if callable(data) and not hasattr(data, '__iter__') and not hasattr(data, '__getitem__'): self.loop = data
         else: self.read(data, n_samples, bs, n_inp)
@@ -190,7 +193,9 @@ def holds_experts(goal): return axes_of(goal.module, goal.attr).experts is not N
 
 @patch
 def keep(self:Products, x, w):
-    goal,p,axes = self.goal,self.goal.p,axes_of(self.goal.module, self.goal.attr)
+    goal = self.goal
+    p = self.goal.p
+    axes = axes_of(self.goal.module, self.goal.attr)
     if w.untyped_storage().data_ptr()!=p.untyped_storage().data_ptr(): return
     if w.stride()[-2:]!=(p.stride(axes.outputs),p.stride(axes.inputs)):
         turned = f'inputs={axes.outputs}, outputs={axes.inputs}, experts={axes.experts}'
@@ -309,7 +314,9 @@ def layer_calls(
     plan:list, # From `plan_pruning`
 ) -> tuple: # The `Goal`s that data reach, in the order of their first calls; and for each call of a module its batch and what it follows
     "The order of layers, and the calls of all modules"
-    goals,found,chain = defaultdict(list),{},_Chain()
+    goals = defaultdict(list)
+    found = {}
+    chain = _Chain()
     for o in plan:
         for m in _owners(calib.model, o): goals[m].append(o)
     def before(m, args, kwargs):
@@ -440,7 +447,10 @@ def layers_in_order(
 ): # Yields a `Goal` and `statistic(f)`, its `layer_statistic`; the layer may change before the next one is asked for
     "Each layer, and what sums up its inputs"
     once = {m for m,at in calls.items() if calib.loop is None and len({batch for batch,*_ in at})==len(at)}
-    owners,groups,part,inner = {o:_owners(calib.model, o) for o in todo},{},None,None
+    owners = {o:_owners(calib.model, o) for o in todo}
+    groups = {}
+    part = None
+    inner = None
     for o,ms in owners.items():
         block = first(m for m in calib.model.modules() if m is not calib.model and m in once and {*ms}<={*m.modules()})
         groups.setdefault(ifnone(block, o), []).append(o)

@@ -36,9 +36,13 @@ def in_own_order(t, order):
     "Undo `t.permute(order)`"
     return t.permute([order.index(d) for d in range(t.ndim)]).contiguous()
 
+def _in_groups(goal, t, like):
+    "`t`, of the shape of the weight, as groups by outputs by columns, where `like` is groups by any by columns"
+    return _outputs_first(goal, t).reshape(len(like), -1, like.shape[-1])
+
 def _own_order(goal, t):
-    "Undo `_outputs_first`"
-    return in_own_order(t, axes_of(goal.module, goal.attr).order(t.ndim))
+    "Undo `_in_groups`"
+    return in_own_order(t.reshape(_outputs_first(goal, goal.p).shape), axes_of(goal.module, goal.attr).order(goal.p.ndim))
 
 # %% ../../nbs/713_prune.layerwise.ipynb #83397bc8
 def in_proportion(n, sizes):
@@ -58,11 +62,11 @@ def row_masks(
 
 # %% ../../nbs/713_prune.layerwise.ipynb #aa3fc0da
 def _wanda(goal, statistic):
-    norms = statistic(lambda x: x.double().square().sum(1))[0].sqrt()
-    w = _outputs_first(goal, goal.p.detach().abs().double())
-    score = (w.reshape(len(norms), -1, norms.shape[-1])*norms[:,None]).view(w.shape)
-    live = None if goal.live is None else _outputs_first(goal, goal.live)
-    return _own_order(goal, row_masks(score, goal.n, live)) if goal.free else goal.top(_own_order(goal, score)),goal.p
+    norms = statistic(lambda x: x.double().square().sum(1))[0].sqrt()[:,None]
+    score = _in_groups(goal, goal.p.detach().abs().double(), norms)*norms
+    if not goal.free: return goal.top(_own_order(goal, score)),goal.p
+    live = None if goal.live is None else _in_groups(goal, goal.live, norms).flatten(0, 1)
+    return _own_order(goal, row_masks(score.flatten(0, 1), goal.n, live)),goal.p
 
 # %% ../../nbs/713_prune.layerwise.ipynb #0bd1bac2
 @delegates(plan_pruning)
@@ -138,7 +142,8 @@ def _runs(goal, block, shape, live):
         each = lengths if live is None else [count_live(t) for t in live.split(lengths, -1)]
         counts = in_proportion(goal.n, each)
         return torch.arange(cols),lengths,lambda score,k: top_k_mask(score, counts[k])
-    s,channels = getattr(goal.structure, 'inner', goal.structure),_outputs_first(goal, goal.p).shape[1]
+    s = getattr(goal.structure, 'inner', goal.structure)
+    channels = _outputs_first(goal, goal.p).shape[1]
     line = cols if s.flat else channels
     order = torch.arange(cols) if s.flat else torch.arange(cols).view(channels, -1).T.flatten()
     lengths = [min(s.m, line-i) for i in range(0, line, s.m)]*(cols//line)
@@ -153,9 +158,8 @@ def _sparsegpt(block, damp, goal, statistic):
         x = x.double()
         return x.mT@x
     H,rows = statistic(products)
-    weight = _outputs_first(goal, goal.p.detach().double())
-    w = weight.reshape(len(H), -1, H.shape[-1])
-    live = None if goal.live is None else _outputs_first(goal, goal.live).reshape(w.shape)
+    w = _in_groups(goal, goal.p.detach().double(), H)
+    live = None if goal.live is None else _in_groups(goal, goal.live, H)
     order,lengths,choose = _runs(goal, block, w.shape, live)
     order = order.to(w.device)
     try: U,dead = inverse_factor(2/rows*H[:,order][:,:,order], damp)
@@ -163,7 +167,7 @@ def _sparsegpt(block, damp, goal, statistic):
         raise ValueError(f"the inputs of {goal.name} depend on each other, and damp={damp} is too little: "
             "take damp=0.01 or more") from e
     mask,new = obs_prune(torch.where(dead[:,None], 0, w[...,order]), U, lengths, choose, block, None if live is None else live[...,order])
-    return tuple(_own_order(goal, t[...,order.argsort()].reshape(weight.shape)) for t in (mask,new))
+    return tuple(_own_order(goal, t[...,order.argsort()]) for t in (mask,new))
 
 # %% ../../nbs/713_prune.layerwise.ipynb #0fffcdc1
 def _check_finite(goal):
@@ -179,23 +183,19 @@ def _check_sparsegpt(goal):
     _check_finite(goal)
 
 # %% ../../nbs/713_prune.layerwise.ipynb #5f209db6
-@delegates(plan_pruning)
+@delegates(prune_wanda)
 def prune_sparsegpt(
     model, # A module, a `Learner`, or a folder that `save_pretrained` wrote
     sparsity, # As in `plan_pruning`; of structures only N:M along inputs
-    data=None, # `DataLoaders`, a loader, a dataset, an iterable of batches, or `f(model)`; by default those of the `Learner`
+    data=None, # As in `prune_wanda`
     block:int=128, # Columns that are pruned together, 1 or more
     damp:float=0.01, # Damping: this fraction of the mean diagonal of the Hessian is added to it, 0 or more
-    n_samples:int=256, # Examples to read, in whole batches
-    bs:int=32, # Batch size for a dataset
-    progress:bool=None, # Show a progress bar? None shows it if it takes long
-    to=None, # Folder to write the pruned model to, block by block; needed if its weights are on disk
-    **kwargs # `also`, `chosen` and `exclude`, as in `sparsify_model`
+    **kwargs # As in `prune_wanda`
 ): # A `HookHandle`, whose `remove()` ends enforcement; with `to` the folder
     "Prune, and adjust the live weights to keep each layer's outputs (SparseGPT, arXiv:2301.00774)"
     need_number('block', block, 1, whole=True)
     need_number('damp', damp, 0)
-    return prune_layerwise(model, sparsity, data, partial(_sparsegpt, block, damp), _check_sparsegpt, n_samples, bs, progress, to, **kwargs)
+    return prune_layerwise(model, sparsity, data, partial(_sparsegpt, block, damp), _check_sparsegpt, **kwargs)
 
 # %% ../../nbs/713_prune.layerwise.ipynb #5f2ed28e
 def fitting_mask(
@@ -215,7 +215,8 @@ def fitting_mask(
     v = torch.where(mask, v, 0)
     for i in range(most):
         fit = (rq+(rho*v-u)@Q)/(L[:,None]+rho)@Q.mT
-        was,v = mask,fit+u/rho
+        was = mask
+        v = fit+u/rho
         mask = top(v.abs())
         v = torch.where(mask, v, 0)
         u = u+rho*(fit-v)
@@ -239,14 +240,16 @@ def least_squares(
     v = live(v)
     end = tol**2*dot(live(R)/d, live(R))
     r = live(R-v@H)
-    p,size = r/d,dot(r/d, r)
+    p = r/d
+    size = dot(r/d, r)
     for _ in range(most):
         if (size<=end).all(): break
         hp = live(p@H)
         a = size/dot(p, hp).clamp(min=torch.finfo(p.dtype).tiny)
         v = v+a*p
         r = r-a*hp
-        was,size = size,dot(r/d, r)
+        was = size
+        size = dot(r/d, r)
         p = r/d+size/was.clamp(min=torch.finfo(p.dtype).tiny)*p
     return v
 
@@ -265,35 +268,31 @@ def gram(
 def _refit(damp, goal, statistic):
     both,_ = statistic(gram)
     H = both[0].clone()
-    weight = _outputs_first(goal, goal.p.detach().double())
-    w,diag = weight.reshape(len(H), -1, H.shape[-1]),H.diagonal(dim1=-2, dim2=-1)
+    w = _in_groups(goal, goal.p.detach().double(), H)
+    diag = H.diagonal(dim1=-2, dim2=-1)
     dead = diag==0
     ridge = damp*diag.mean(-1)[:,None]
     w = torch.where(dead[:,None], 0, w)
     R = w@both[-1]+ridge[:,None]*w
     del both  # each is as large as the square of a layer's inputs
     diag += torch.where(dead, 1, ridge)
-    def top(score): return _outputs_first(goal, goal.top(_own_order(goal, score.reshape(weight.shape)))).reshape(w.shape)
+    def top(score): return _in_groups(goal, goal.top(_own_order(goal, score)), H)
     mask,v = fitting_mask(w, H, R, top)
     v = least_squares(v, H, R, mask)
-    return tuple(_own_order(goal, t.reshape(weight.shape)) for t in (mask,v))
+    return tuple(_own_order(goal, t) for t in (mask,v))
 
 # %% ../../nbs/713_prune.layerwise.ipynb #d1bd970a
-@delegates(plan_pruning)
+@delegates(prune_wanda)
 def prune_refit(
     model, # A module, a `Learner`, or a folder that `save_pretrained` wrote
     sparsity, # As in `plan_pruning`
-    data=None, # `DataLoaders`, a loader, a dataset, an iterable of batches, or `f(model)`; by default those of the `Learner`
+    data=None, # As in `prune_wanda`
     damp:float=0.01, # Damping: this fraction of the mean diagonal of the Gram matrix is added to it, 0 or more
-    n_samples:int=256, # Examples to read, in whole batches
-    bs:int=32, # Batch size for a dataset
-    progress:bool=None, # Show a progress bar? None shows it if it takes long
-    to=None, # Folder to write the pruned model to, block by block; needed if its weights are on disk
-    **kwargs # `also`, `chosen` and `exclude`, as in `sparsify_model`
+    **kwargs # As in `prune_wanda`
 ): # A `HookHandle`, whose `remove()` ends enforcement; with `to` the folder
     "Prune, and fit the live weights to the outputs that each layer has in the dense network"
     need_number('damp', damp, 0)
-    return prune_layerwise(model, sparsity, data, partial(_refit, damp), _check_finite, n_samples, bs, progress, to, True, **kwargs)
+    return prune_layerwise(model, sparsity, data, partial(_refit, damp), _check_finite, beside=True, **kwargs)
 
 # %% ../../nbs/713_prune.layerwise.ipynb #2256f6e7
 def experts_of(
@@ -301,7 +300,8 @@ def experts_of(
 ) -> list: # A `Goal` for each expert
     "The experts in a parameter, as linear layers that share its memory"
     def each(t): return t.detach().permute(axes_of(o.module, o.attr).order(3))
-    parts,masks = [],None if o.live is None else each(o.live)
+    parts = []
+    masks = None if o.live is None else each(o.live)
     for e,w in enumerate(each(o.p)):
         layer = nn.Linear(w.shape[1], w.shape[0], bias=False, device='meta')
         layer.weight = nn.Parameter(w)
@@ -360,7 +360,9 @@ def _all_or_nothing(ps):
 def _solved(plan, calib, dense, solve, progress=False):
     "Prune the weights of `plan` that data reach, in their order; masks by name"
     reached,calls = layer_calls(calib, plan)
-    todo,masks,idle = [o for o in reached if prunable(o)],{},[]
+    todo = [o for o in reached if prunable(o)]
+    masks = {}
+    idle = []
     with _all_or_nothing([o.p for o in todo]):
         for o,statistic in shown(layers_in_order(calib, todo, calls, dense), progress, total=len(todo), leave=False):
             try: mask,w = (_by_expert(solve, idle) if holds_experts(o) else solve)(o, statistic)
@@ -407,7 +409,8 @@ def _by_block(model, sparsity, data, solve, check, n_samples, bs, progress, to, 
     with shapes_only(model): plan = plan_pruning(model, sparsity, **kwargs)
     inside = tuple(f'{b}.' for b in blocks_of(model))
     done = {o.name for o in plan if o.name.startswith(inside)}
-    method,settings = getattr(solve, 'func', solve).__name__,getattr(solve, 'args', ())
+    method = getattr(solve, 'func', solve).__name__
+    settings = getattr(solve, 'args', ())
     counts = zlib.crc32(repr([(o.name, o.n, str(o.structure)) for o in plan]).encode())  # a function has another repr in each process
     about = dict(method=method, settings=repr(settings), sparsity=repr(sparsity)[:200], counts=f'{counts:08x}')
     def prune(name, part, dense):

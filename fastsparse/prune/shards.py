@@ -30,7 +30,8 @@ def open_model(
     folder, # A folder that `save_pretrained` wrote
 ) -> nn.Module: # All its weights are on disk
     "The model of transformers in a folder"
-    tf,_ = need_package('transformers', 'hf'),need_package('accelerate', 'hf')
+    tf = need_package('transformers', 'hf')
+    _ = need_package('accelerate', 'hf')
     if not Path(folder).is_dir():
         raise ValueError(f"{str(folder)!r} is no folder, and must be one that save_pretrained wrote: for a model of the hub, "
             "pass what huggingface_hub.snapshot_download(name) returns")
@@ -38,7 +39,8 @@ def open_model(
         with reading(file, 'whole file of safetensors'), need_package('safetensors').safe_open(file, 'pt'): pass
     config = tf.AutoConfig.from_pretrained(folder)
     kind = getattr(tf, first(config.architectures or ()) or '', tf.AutoModelForCausalLM)
-    log,new = logging.getLogger('accelerate.big_modeling'),mkdtemp()  # which says what was asked for
+    log = logging.getLogger('accelerate.big_modeling')  # which says what was asked for
+    new = mkdtemp()
     level = log.level
     log.setLevel(logging.ERROR)
     try: model = kind.from_pretrained(folder, dtype='auto', device_map={'':'disk'}, offload_folder=new)
@@ -73,7 +75,8 @@ def in_memory(
     "Read all weights of a block"
     hooks = [getattr(m, '_hf_hook', None) for m in block.modules()]
     memo = {id(hook):hook for hook in hooks if hook is not None}
-    has_hooks,new = bool(memo),module_copy(block, memo)
+    has_hooks = bool(memo)
+    new = module_copy(block, memo)
     if has_hooks: need_package('accelerate.hooks').remove_hook_from_module(new, recurse=True)
     for m,own in zip(block.modules(), new.modules()):
         for k in [k for k,p in m._parameters.items() if p is not None]:
@@ -112,7 +115,9 @@ def arguments_of(
     outs:list, # What the block before it returned for each batch; empty for the first block
 ) -> list: # For each batch, what the model calls the last of `blocks` with
     "The arguments of a block, in the format of `Part`"
-    found,now,earlier = [],None,noop
+    found = []
+    now = None
+    earlier = noop
     def keep(m, args, kwargs):
         found.append((args, kwargs, calib.tokens()))
         raise EndForward
@@ -124,7 +129,8 @@ def arguments_of(
         if len(found)!=len(calib.batches):
             raise ValueError("each batch must call each block once, "
                 f"and {len(found)} calls came of {len(calib.batches)}: {_whole}")
-        now,earlier = outs and outs[0],partial(tree_map, lambda t: torch.zeros_like(t) if isinstance(t, torch.Tensor) else t)
+        now = outs and outs[0]
+        earlier = partial(tree_map, lambda t: torch.zeros_like(t) if isinstance(t, torch.Tensor) else t)
         calib.run([0])
     alike = map(torch.equal, tensors_in(found.pop()), tensors_in(found[0]))
     if not all(alike): raise ValueError(f"a block reads more than what the block before it returns: {_whole}")
@@ -136,7 +142,9 @@ def walk_blocks(
     beside:bool=False, # Run the dense model too?
 ): # Yields the name of a block, its `Part`, and the `Part` of its dense twin or None; the block may change before the next is asked for
     "Each block of a model, with what it is called with"
-    outs,dense_outs,upto = [],[],[]
+    outs = []
+    dense_outs = []
+    upto = []
     for name,block in blocks_of(calib.model).items():
         upto.append(block)
         args = arguments_of(calib, upto, outs)
@@ -145,7 +153,8 @@ def walk_blocks(
         part = Part(own, args)
         dense = Part(deepcopy(own), dense_args) if beside else None
         yield name,part,dense
-        outs,dense_outs = part.all(),dense.all() if beside else []
+        outs = part.all()
+        dense_outs = dense.all() if beside else []
 
 # %% ../../nbs/712_prune.shards.ipynb #ed1cfdaf
 def _files_of(model, blocks):
@@ -184,7 +193,8 @@ def _fingerprint(model, files, blocks):
 
 def _begin(to, about, files):
     "Continue in the folder `to` if it is `about` the same"
-    note,about = to/'pruning.json',json.loads(json.dumps(about))
+    note = to/'pruning.json'
+    about = json.loads(json.dumps(about))
     if not note.is_file() and any(o.name!='.lock' for o in to.iterdir()):
         raise ValueError(f"{str(to)!r} isn't empty, and is no run that was stopped: name another folder")
     if note.is_file():
@@ -210,7 +220,8 @@ def prune_blocks(
     progress:bool=None, # Show a progress bar?
 ) -> Path: # `to`
     "Prune the blocks of a model, one after the other, and write each"
-    to,blocks = as_path(to),blocks_of(model)
+    to = as_path(to)
+    blocks = blocks_of(model)
     if calib.loop is not None: raise ValueError("data is a function, and each block needs the same batches: "
         "pass these")
     files = _files_of(model, blocks)
@@ -224,7 +235,8 @@ def prune_blocks(
 
 def _write_all(model, to, prune, calib, files, beside, progress):
     "Write each file that is not there yet"
-    blocks,modules = blocks_of(model),dict(model.named_modules())
+    blocks = blocks_of(model)
+    modules = dict(model.named_modules())
     model.config.save_pretrained(to)
     if model.can_generate(): model.generation_config.save_pretrained(to)
     for name,part,dense in shown(walk_blocks(calib, beside), progress, total=len(blocks), leave=False):

@@ -10,7 +10,8 @@ import math,torch
 from fastcore.basics import *
 from fastprogress.fastprogress import progress_bar
 from ..contract import axes_of,call_with,check_score,get_part,masked_params,need_fraction,need_masks,need_structure,refuse_locked,wants
-from ..masks.distributions import as_distribution,global_sparsity
+from ..masks.distributions import as_distribution
+from ..special.distributions import global_sparsity
 from ..methods.parts import output_magnitude
 from ..masks.selection import count_live,put_,zero_dead_
 from ..masks.structures import as_structure

@@ -92,15 +92,18 @@ def predict_cost(
 ) -> RunCost:
     "Predict the FLOPs of training from the settings, without training"
     need_number('n_steps', n_steps, 0, 10**8, whole=True)  # each is played through
-    cost,model = RunCost(),get_model(module_of(model))
+    cost = RunCost()
+    model = get_model(module_of(model))
     if not settings:
         flops = batch_flops(flop_profile(model, xb))
         for _ in range(n_steps): cost.add(*flops)
         return cost
     memo = {}
-    model,settings = module_copy(model, memo),deepcopy(_costing(settings), memo)
+    model = module_copy(model, memo)
+    settings = deepcopy(_costing(settings), memo)
     engine = SparseEngine(model, torch.optim.SGD(model.parameters(), lr=0., momentum=.9), n_steps, **{'seed':0, **settings})
-    profile,slots = flop_profile(model, xb),{id(o.mask):o for o in engine.tallies}
+    profile = flop_profile(model, xb)
+    slots = {id(o.mask):o for o in engine.tallies}
     def live(v):
         tally = slots[id(v.root())]
         return round(v.numel*tally.live/tally.n)
@@ -120,7 +123,9 @@ class Ledger(FlopsCounter):
         verbose:bool=True, # Add columns to the recorder's output?
     ):
         super().__init__(sparse=True, verbose=verbose)
-        self.cost,self.history,self.report = RunCost(),SparseHistory(),{}
+        self.cost = RunCost()
+        self.history = SparseHistory()
+        self.report = {}
 
 # %% ../../nbs/623_report.cost.ipynb #5bc7cf27
 @patch(as_prop=True)
@@ -184,7 +189,8 @@ def load_state_dict(self:Ledger,
 ):
     "Load a state"
     vars(self.cost).update(state['cost'])
-    self.n_flops,self.report = state['n_flops'],dict(state['report'])
+    self.n_flops = state['n_flops']
+    self.report = dict(state['report'])
     self.history.load_state_dict(state['history'])
 
 # %% ../../nbs/623_report.cost.ipynb #41dfd5d0
@@ -204,7 +210,8 @@ def model_bits(
 ) -> int:
     "Bits of all parameters"
     model = module_of(model)
-    masks,total = {id(o.p):o.mask for o in masked_params(model)},0
+    masks = {id(o.p):o.mask for o in masked_params(model)}
+    total = 0
     for p in model.parameters():
         mask = masks.get(id(p))
         n = p.numel() if mask is None else mask.numel()
@@ -215,7 +222,9 @@ def model_bits(
 # %% ../../nbs/623_report.cost.ipynb #78867d7c
 def _part_read(engine, group):
     "The fraction of the dead weights of each parameter of `group` whose gradient is read in the batch of an update"
-    t,method,tallies = engine.last_t+1,group.method,group.tallies
+    t = engine.last_t+1
+    method = group.method
+    tallies = group.tallies
     sample = needs_of(method.grow_score_f).sample
     if sample is None or dense_batches(method.keep_score_f, None, method.redistribute_f): return [1. for _ in tallies]
     targets = engine.targets(group, t)
@@ -229,7 +238,7 @@ def dead_read(
     "The fraction of dead weights whose gradients this batch computes, for each mask"
     res = {id(o.mask):1. for o in engine.moving if o.method.dense_history}
     for group in engine.groups:
-        if not (group.wants_dense and dense_batches(*group.method.score_parts)): continue
+        if not (group.wants_dense and group.method.n_dense): continue
         res |= {id(o.mask):min(x, 1.) for o,x in zip(group.tallies, _part_read(engine, group)) if x}
     return res
 
@@ -240,7 +249,8 @@ def batch_flops(
     live=None, # How many of the entries that a `WeightView` reads live; None counts them in the masks as they are now
 ) -> tuple: # Forward with live weights, dense forward, and what gradients of dead weights cost
     "FLOPs of a batch"
-    whole,masks = profile.total(),{v:v.root() for v in profile}
+    whole = profile.total()
+    masks = {v:v.root() for v in profile}
     masks = {v:mask for v,mask in masks.items() if mask is not None}
     if live is None and not (dense and masks): return profile.total(sparse=True),whole,0
     live = live or WeightView.live

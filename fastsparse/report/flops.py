@@ -72,7 +72,9 @@ def other_forwards(
 class _Tap:
     "Stands in for the `forward` of `model` once, and calls all of `fs` with that run's inputs and profile"
     def __init__(self, model):
-        self.model,self.forward,self.fs = model,model.forward,[]
+        self.model = model
+        self.forward = model.forward
+        self.fs = []
         self.own = _own_forward(model, self)
 
     def remove(self): _own_forward(self.model, self.own)
@@ -96,7 +98,9 @@ def _shapes(x):
 # %% ../../nbs/621_report.flops.ipynb #116cd018
 class FlopsCounter(Callback):
     "Adds up the forward FLOPs of the training batches"
-    order,run_valid,_stateattrs = Recorder.order+1,False,('profiles',)
+    order = Recorder.order+1
+    run_valid = False
+    _stateattrs = ('profiles',)
     columns = ['fwd_flops']
     def __init__(self,
         sparse=True, # Count live weights only, or all as if dense?
@@ -254,7 +258,11 @@ class FlopRecorder(TorchDispatchMode):
         model:nn.Module, # Its parameters of two or more dimensions are the weights
     ):
         super().__init__()
-        self.profile,self.views,self.followed,self.inside,self.paused = FlopProfile(),{},defaultdict(list),'',False
+        self.profile = FlopProfile()
+        self.views = {}
+        self.followed = defaultdict(list)
+        self.inside = ''
+        self.paused = False
         owners = defaultdict(list)
         for prefix,m in model.named_modules():
             for attr,p in m._parameters.items():
@@ -267,7 +275,8 @@ class FlopRecorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         "Run the operation `func`, and count it if it is a product"
-        kwargs,op = kwargs or {},getattr(func, '_overloadpacket', func)
+        kwargs = kwargs or {}
+        op = getattr(func, '_overloadpacket', func)
         if op not in _formulas() and isinstance(func, torch._ops.OpOverload) and func._can_decompose():
             if any(isinstance(a, torch.Tensor) and a.is_nested for a in args):
                 raise ValueError("nested tensors can't be counted: pass padded or packed ones")
@@ -291,7 +300,8 @@ def follow(self:FlopRecorder, t, name, root, src):
 def view(self:FlopRecorder, t):
     "The `WeightView` that `t` is, or None"
     for name,root,src,weight in self.followed.get(_storage(t), ()):
-        (lo,hi),(start,end) = _extent(weight),_extent(t)
+        (lo,hi) = _extent(weight)
+        (start,end) = _extent(t)
         if not (lo<=start and end<=hi and t.itemsize==weight.itemsize): continue
         size,stride = zip(*[(n,s) for n,s in zip(t.shape,t.stride()) if s]) if any(t.stride()) else ((),())
         v = WeightView(name, root, src, weight.stride(), start-lo, size, stride)

@@ -22,9 +22,18 @@ class SparseHistory:
     def __init__(self,
         keep_masks:bool=False, # Keep the mask of every update too? Takes one bit for each weight and update
     ):
-        self.keep_masks,self.params,self.steps,self.records,self.masks = keep_masks,[],[],[],[]
-        self.start,self.ever,self.last = [],[],[]
-        self.offset,self.length,self.fresh,self.moved = 0,0,False,False
+        self.keep_masks = keep_masks
+        self.params = []
+        self.steps = []
+        self.records = []
+        self.masks = []
+        self.start = []
+        self.ever = []
+        self.last = []
+        self.offset = 0
+        self.length = 0
+        self.fresh = False
+        self.moved = False
 
     def __repr__(self): return f'SparseHistory of {max(len(self.steps)-1, 0)} updates of {len(self.params)} parameters'
 
@@ -43,14 +52,16 @@ def begin(self:SparseHistory, engine):
             "take a new SparseHistory() for another model")
     self.fresh = True
     if self.params: return
-    self.params,self.last = params,[pack_mask(s.mask) for s in engine.tallies]
+    self.params = params
+    self.last = [pack_mask(s.mask) for s in engine.tallies]
     self.start,self.ever = list(self.last),list(self.last)
     self._add(engine, 0, [math.nan]*len(params))
 
 # %% ../../nbs/622_report.history.ipynb #01b69cfd
 @patch
 def _add(self:SparseHistory, engine, step, fractions):
-    record,now = [],[pack_mask(s.mask) for s in engine.tallies]
+    record = []
+    now = [pack_mask(s.mask) for s in engine.tallies]
     for i,(s,bits,last) in enumerate(zip(engine.tallies, now, self.last)):
         self.ever[i] |= bits
         live,stayed,survivors,ever = [o.bit_count() for o in (bits, bits&last, bits&self.start[i], self.ever[i])]
@@ -71,7 +82,9 @@ def __call__(self:SparseHistory,
         raise ValueError("the history has not seen the masks before the first update: "
             "pass it as on_update= when the engine is made, or call begin(engine) before training")
     if self.fresh and self.moved and max(g.n_updates for g in engine.groups)==1: self.offset,self.moved = self.offset+self.length,False
-    self.length,self.fresh,self.moved = ifnone(engine.n_steps, t+1),False,True
+    self.length = ifnone(engine.n_steps, t+1)
+    self.fresh = False
+    self.moved = True
     self._add(engine, self.offset+t, _fractions(engine, t))
 
 def _fractions(engine, t):
@@ -86,7 +99,8 @@ _counts = ['target','live','dropped','grown','survivors','ever']
 def to_frame(self:SparseHistory) -> pd.DataFrame: # A row for each update and parameter
     "The whole history as a table"
     df = pd.DataFrame(np.concatenate(self.records), columns=[*_counts,'drop_fraction']).astype({c:int for c in _counts})
-    n,names = len(self.steps),[name for name,_ in self.params]
+    n = len(self.steps)
+    names = [name for name,_ in self.params]
     index = dict(update=np.repeat(range(n), len(names)), step=np.repeat(self.steps, len(names)), parameter=names*n, weights=self.sizes*n)
     return pd.concat([pd.DataFrame(index), df], axis=1).assign(density=lambda o: o.live/o.weights)
 
@@ -100,7 +114,8 @@ def df(self:SparseHistory) -> pd.DataFrame:
 def totals(self:SparseHistory) -> pd.DataFrame: # A row for each update
     "The sums over all parameters, for each update"
     g = self.to_frame().groupby(['update','step'])
-    df,n = g[_counts].sum(),g.weights.sum()
+    df = g[_counts].sum()
+    n = g.weights.sum()
     before = df.live.shift(fill_value=df.live.iloc[0])
     df = df.assign(sparsity=1-df.live/n, target_sparsity=1-df.target/n, survival=df.survivors/before.iloc[0], ever_live=df.ever/n)
     df = df.assign(drop_churn=df.dropped/before, grow_churn=df.grown/before)
@@ -171,7 +186,8 @@ def plot_schedules(self:SparseHistory,
     ax=None, # Axes to draw on; new ones by default
 ):
     "Drop fraction and target sparsity of each update"
-    ax,df = _axes(ax, 'fraction', ylim=(0,1)),self.totals()
+    ax = _axes(ax, 'fraction', ylim=(0,1))
+    df = self.totals()
     ax.plot(df.step[1:], df.drop_fraction[1:], 'k.--', ms=4, label='drop fraction')
     ax.step(df.step, df.target_sparsity, 'k-', where='post', label='target sparsity')
     return _legend(ax)
@@ -182,7 +198,8 @@ def plot_layers(self:SparseHistory,
     ax=None, # Axes to draw on; new ones by default
 ):
     "The density of each parameter"
-    ax,df = _axes(ax, 'density'),self.to_frame()
+    ax = _axes(ax, 'density')
+    df = self.to_frame()
     many = len(self.params)>8
     for (name,_),style in zip(self.params, _styles*len(self.params)):
         o = df[df.parameter==name]
@@ -198,7 +215,8 @@ def plot_churn(self:SparseHistory,
     ax=None, # Axes to draw on; new ones by default
 ):
     "Weights grown and dropped by each update, as fractions of those live before it"
-    ax,df = _axes(ax, 'fraction of live'),self.totals()[1:]
+    ax = _axes(ax, 'fraction of live')
+    df = self.totals()[1:]
     ax.vlines(df.step, 0, df.grow_churn, color='.3', label='grown')
     ax.vlines(df.step, -df.drop_churn, 0, color='.7', label='dropped')
     ax.plot(df.step, -df.drop_fraction, 'k--', lw=1, label='drop fraction')
@@ -211,7 +229,8 @@ def plot_survival(self:SparseHistory,
     ax=None, # Axes to draw on; new ones by default
 ):
     "How many of the starting connections are left, and how many were ever tried"
-    ax,df = _axes(ax, 'fraction', ylim=(0,1)),self.totals()
+    ax = _axes(ax, 'fraction', ylim=(0,1))
+    df = self.totals()
     ax.step(df.step, df.survival, 'k-', where='post', label='start, still live')
     ax.step(df.step, df.ever_live, 'k--', where='post', label='all, ever live')
     return _legend(ax)
@@ -238,7 +257,8 @@ class SparseStatus:
         columns = ['parameter','weights','live','target','dropped','grown','f']
         df = pd.DataFrame([(*row, *moved, f) for *row,moved,f in rows], columns=columns)
         self.n_params,self.n_weights,self.n_live,self.n_target,self.dropped,self.grown = len(df),*map(int, df.iloc[:,1:6].sum())
-        n,self.drop_fraction = df.weights.clip(lower=1),max(df.f, default=0.)
+        n = df.weights.clip(lower=1)
+        self.drop_fraction = max(df.f, default=0.)
         self.df = df.drop(columns='f').assign(sparsity=(df.weights-df.live)/n, target_sparsity=(df.weights-df.target)/n, drop_fraction=df.f)
 
     def __repr__(self):
@@ -263,15 +283,17 @@ def status(self:SparseEngine,
     t:int=None, # Step, from 0; the last one made by default
 ) -> SparseStatus:
     "The sparsity and target of each parameter, what the last update changed, and whether one is due"
-    t,targets = max(ifnone(t, self.last_t), 0),{}
+    t = max(ifnone(t, self.last_t), 0)
+    targets = {}
     for group in self.groups:
         for o in group.tallies: o.recount()
-        known = group.method.path is not None and not reads_scores(group.method.sparse_f)
+        known = group.method.path and not reads_scores(group.method.sparse_f)
         targets |= zip(map(id, group.tallies), group.targets(t) if known else [o.target for o in group.tallies])
     fractions = {id(o):group.fraction(t) for group in self.groups for o in group.tallies}
     rows = []
     for tally in self.tallies:
-        live,key = count_live(tally.mask),id(tally)
+        live = count_live(tally.mask)
+        key = id(tally)
         rows.append((tally.name, tally.n, live, targets.get(key, live), tally.last_update, fractions.get(key, 0.)))
     return SparseStatus(t, self.due(t), self.n_updates, rows)
 

@@ -76,7 +76,8 @@ def load_run(
 # %% ../../nbs/605_save.checkpoint.ipynb #a64fc732
 def _check_run(run, model, opt, engine, others):
     "Raise a `ValueError` if one of the objects doesn't fit the file"
-    about,saved = run['about'],run.get('others', {})
+    about = run['about']
+    saved = run.get('others', {})
     if model is not None: check_model(model, run['model'])
     if opt is not None:
         check_opt(opt, about['opt'], model)
@@ -217,8 +218,12 @@ class SparseCheckpoint(Callback):
         if every is not None: need_number('every', every, 1, whole=True)
         need_number('keep', keep, 1, whole=True)
         need_choice('resume', resume, (True,False,None))
-        self.every,self.keep,self.resume = every,keep,resume
-        self.saved,self.resting,self.saves = None,[],False
+        self.every = every
+        self.keep = keep
+        self.resume = resume
+        self.saved = None
+        self.resting = []
+        self.saves = False
 
     @property
     def order(self): return 100 if self.saves else TrainEvalCallback.order+1
@@ -277,7 +282,9 @@ def before_fit(self:SparseCheckpoint):
     refuse_sharded(get_model(self.learn.model))
     self.wake()
     self.let_go()
-    self.saved,self.saves,self.cancelled = None,False,False
+    self.saved = None
+    self.saves = False
+    self.cancelled = False
     if hasattr(self.learn, 'lr_finder') or is_first_part(self.learn): return
     with ExitStack() as alone:
         if not rank_distrib(): alone.enter_context(alone_in(self.path))
@@ -289,7 +296,8 @@ def before_fit(self:SparseCheckpoint):
 def find(self:SparseCheckpoint):
     "The run to resume, or None; a dense model gets its masks here, if nothing else will make them"
     if self.resume is False: return
-    path,model = str(self.path),get_model(self.learn.model)
+    path = str(self.path)
+    model = get_model(self.learn.model)
     if not self.path.is_file():
         if not self.resume: return
         raise FileNotFoundError(f"resume is True, and {path!r} does not exist: "
@@ -329,13 +337,15 @@ def facts(self:SparseCheckpoint) -> dict:
 @patch
 def check(self:SparseCheckpoint, run):
     "Raise a `ValueError` unless `run` is of this fit"
-    path,model = repr(str(self.path)),get_model(self.learn.model)
+    path = repr(str(self.path))
+    model = get_model(self.learn.model)
     for k,v in self.facts().items():
         if run['fit'][k]!=v: raise ValueError(f"{k} is {run['fit'][k]} in {path}, and {v} here: {_other_run}")
     if any(type(cb).__name__=='SkipToEpoch' for cb in self.learn.cbs):
         raise ValueError(f"start_epoch was given, and {path} has the epoch to continue from: "
             f"leave start_epoch out, or {_other_run}")
-    n,mine = len(run['engines']),len(self.engines)
+    n = len(run['engines'])
+    mine = len(self.engines)
     if n!=mine: raise ValueError(f"{path} is of a fit with {n} DynamicSparseTrainingCallback, "
         f"and here are {mine}: {_other_run}")
     try:
@@ -390,7 +400,8 @@ def take(self:SparseCheckpoint):
         state = run['callbacks'].get(cb.name)
         if state: _set_cb_state(cb, state)
     if run['scaler'] is not None: self.learn.scaler.load_state_dict(run['scaler'])
-    self.learn.train_iter,self.learn.pct_train = run['position']['train_iter'],run['position']['pct_train']
+    self.learn.train_iter = run['position']['train_iter']
+    self.learn.pct_train = run['position']['pct_train']
     _set_memory(model, run.get('memory', {}))
     self.saved,self.saves = None,True
 
@@ -441,6 +452,6 @@ class WaitForSparsity(Callback):
 def _lacks(group):
     "By how much the sparsity is below the final one of the schedule; 0 without a schedule"
     method,tallies = group.method,group.tallies
-    if method.path is None: return 0.
+    if not method.path: return 0.
     most = 1-sum(o.live-1 for o in tallies)/sum(o.n for o in tallies)
     return max(0., method.sparsity_at(method.n_steps, group.n_updates)-most)

@@ -62,7 +62,9 @@ def write_sparse(
     path, # File to write
 ):
     "Write live values and packed masks to a file of safetensors"
-    names,held,notes = {},{},{}
+    names = {}
+    held = {}
+    notes = {}
     for n in sorted(state, key=lambda n: n not in masks):
         t = state[n]
         if not isinstance(t, torch.Tensor):
@@ -201,7 +203,9 @@ def _read_folder(folder, trust, most):
 # %% ../../nbs/606_save.load.ipynb #ae47220d
 def _dicts(o):
     "The dicts in `o` by the keys that lead to them, outer ones first"
-    found,seen,level = {'':o},{id(o)},[('', o)]
+    found = {'':o}
+    seen = {id(o)}
+    level = [('', o)]
     for _ in range(16):  # a file may nest them without end
         inner = [(f'{where}[{k!r:.80}]', v) for where,d in level for k,v in d.items() if isinstance(v, Mapping)]
         level = []
@@ -287,7 +291,9 @@ def _mask_name(k, own): return k if k.endswith('_mask') else f'{k}_mask' if k in
 def _state_for(module, found, folder=None):
     "The state dict for `module` in what was read, perhaps from a folder, with bool masks"
     if not isinstance(found, Mapping): found = module_of(found).state_dict()
-    own,weights,masks = dict(module.named_parameters(remove_duplicate=False)),{},{}
+    own = dict(module.named_parameters(remove_duplicate=False))
+    weights = {}
+    masks = {}
     for where,d in _dicts(_joined(found, module)).items():
         prefix = _prefix(d, own, where)
         if prefix is None: continue
@@ -295,7 +301,8 @@ def _state_for(module, found, folder=None):
         _need_no_larger(d, own)
         if _are_masks(d): masks[where] = {_mask_name(k, own):v for k,v in d.items() if not k.endswith('_sparsity')}
         elif not weights or where.count('[')==next(iter(weights)).count('['): weights[where] = d
-    state,alone = _only(weights, 'the weights'),_only(masks, 'masks')
+    state = _only(weights, 'the weights')
+    alone = _only(masks, 'masks')
     if state is None and alone is None:
         raise ValueError(f"the file has no weights by the names of this model, such as {first(own)}: "
             "build the architecture that was saved")
@@ -327,7 +334,8 @@ def _with_masks(module, state, alone, is_cut):
             raise ValueError(f"the file has two masks for {k.removesuffix('_mask')}, and they differ: "
                 "leave one of them out")
         new[k] = v
-    own,params = module.state_dict(),dict(module.named_parameters(remove_duplicate=False))
+    own = module.state_dict()
+    params = dict(module.named_parameters(remove_duplicate=False))
     held = [k for k in new if k.endswith('_mask') and k.removesuffix('_mask') in new]
     names = [k for k in held if k.removesuffix('_mask') in params]
     for k in set(held)-set(names)-set(own): del new[k]  # of a buffer with zeros

@@ -47,7 +47,8 @@ def refuse_unfit(
         bad += [f"Missing key(s) in state_dict: {', '.join(missing)}"]*bool(missing)
         bad += [f"Unexpected key(s) in state_dict: {', '.join(unexpected)}"]*bool(unexpected)
     for k,t in own.items():
-        a,b = getattr(t, 'shape', None),getattr(state.get(k), 'shape', None)
+        a = getattr(t, 'shape', None)
+        b = getattr(state.get(k), 'shape', None)
         if a is None or k not in state or a==b: continue
         bad.append(f'size mismatch for {k}: {b and tuple(b)} in the file, and {tuple(a)} in the model')
     lines = '\n\t'.join(bad)
@@ -57,7 +58,8 @@ def refuse_unfit(
 # %% ../../nbs/603_save.masks.ipynb #845927a9
 def _register(module, name, mask):
     where,_,attr = name.rpartition('.')
-    m,p = module.get_submodule(where),module.get_parameter(name)
+    m = module.get_submodule(where)
+    p = module.get_parameter(name)
     register_mask(Param(name, m, attr, p), mask.to(p.device))
 
 # %% ../../nbs/603_save.masks.ipynb #26828ac2

@@ -78,7 +78,8 @@ def _rule(spec):
         raise ValueError(f"a rule is {spec!r:.80}, and must be a dict such as {{'params': "
             f"'*.mlp.*', 'method': 'rigl'}}")
     spec = dict(spec)
-    pattern,method = spec.pop('params', default_filter),spec.pop('method', 'static')
+    pattern = spec.pop('params', default_filter)
+    method = spec.pop('method', 'static')
     if not (callable(pattern) or listify(pattern) and all(isinstance(o, str) for o in listify(pattern))):
         raise ValueError(f"params is {pattern!r:.80}, and must be a glob, "
             "a list of globs or a function of name and parameter")
@@ -114,7 +115,9 @@ def rules_table(
     if not (isinstance(rules, list) and rules and isinstance(rules[0], tuple)): rules = configure(rules)
     params = decide(model)
     free = [param for param in params if not param.dense_reason]
-    names,weights,rule_of = [o.name for o in free],[o.p for o in free],{}
+    names = [o.name for o in free]
+    weights = [o.p for o in free]
+    rule_of = {}
     for k,(pattern,_) in enumerate(rules):
         for i in indices_of(pattern, names, weights, model): rule_of.setdefault(names[i], k)
     def row(param):

@@ -178,7 +178,8 @@ def _numpy_state(saved):
 
 def _bit_generator(state):
     "A new bit generator of NumPy in the saved `state`"
-    name,now = state['bit_generator'],type(np.random.get_bit_generator())
+    name = state['bit_generator']
+    now = type(np.random.get_bit_generator())
     if name!=now.__name__ and name not in _of_numpy:
         raise ValueError(f"NumPy's random generator in the file is a {name!r:.60}, and NumPy has {', '.join(_of_numpy)}: "
             "call np.random.set_bit_generator with one of that class first")

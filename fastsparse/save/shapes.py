@@ -87,7 +87,8 @@ def need_cuts(
     written,read = {},{}
     for path,m in model.named_modules():
         for attr,p in m._parameters.items():
-            name,axes = f'{path}.{attr}'.lstrip('.'),axes_of(m, attr)
+            name = f'{path}.{attr}'.lstrip('.')
+            axes = axes_of(m, attr)
             if p is None or p.ndim<2: continue
             lookup = isinstance(m, (nn.Embedding,nn.EmbeddingBag))
             for d,stay in cuts.get(name, ()):
@@ -115,7 +116,8 @@ def renumber(
 
 def _experts_in(model, cuts):
     "For each parameter that loses experts the modules around it, its configuration among them, and both numbers"
-    hosts,res = dict(model.named_modules()),[]
+    hosts = dict(model.named_modules())
+    res = []
     for name,own in cuts.items():
         path,_,attr = name.rpartition('.')
         m = hosts[path]
@@ -133,7 +135,8 @@ def cuts_for(
     state:dict, # Name → tensor, of a cut one
 ) -> dict: # Name → pairs of an axis and the indices that stay; empty if nothing is smaller, or something is larger
     "Which axes are shorter in `state`"
-    own,res = dict([*model.named_buffers(), *model.named_parameters()]),{}
+    own = dict([*model.named_buffers(), *model.named_parameters()])
+    res = {}
     for n,t in own.items():
         new = getattr(state.get(n), 'shape', t.shape)
         if len(new)!=t.ndim or any(a>b for a,b in zip(new, t.shape)): return {}

@@ -71,7 +71,8 @@ def load_checked(
 ):
     "Load as `module.load_state_dict(state)` does, in time that grows with the number of tensors"
     if getattr(module.load_state_dict, '__func__', None) is not nn.Module.load_state_dict: return module.load_state_dict(state)
-    found,every = ([],[],[]),getattr(state, '_metadata', None) or {}
+    found = ([],[],[])
+    every = getattr(state, '_metadata', None) or {}
     def walk(m, state, prefix):
         m._load_from_state_dict(state, prefix, every.get(prefix[:-1], {}), True, *found)
         for child,part,inside in _parts(m, state, prefix): walk(child, part, inside)

@@ -108,21 +108,22 @@ class Shard(Dense):
 def read_grad(self:Shard, places=None):
     p = self.weight.p
     if p.grad is None: return None
-    if self.wants_dense and not self.dense.terms: self.take(p.grad)
     grad = gathered(as_sharded(self.dense.terms[0], p) if self.dense.terms else p.grad)
     return grad if places is None else grad.reshape(-1).index_select(0, places)
 
 @patch
-def gradient(self:Shard, dense): return self.read_grad() if dense else gathered(self.weight.p.grad),
+def gradient(self:Shard, dense): return super(Shard, self).gradient(True) if dense else (gathered(self.weight.p.grad),)
 
 @patch
 def take(self:Shard, grad):
     "Keep the dense gradient of this rank's rows, before it is masked"
-    self.dense.clear()
     self.dense.terms = [local_part(grad).detach().clone()]
 
 @patch
-def follow(self:Shard, grad): return torch.ones((), dtype=torch.bool)
+def follow(self:Shard, grad):
+    arrived,now = [gathered(t).reshape(-1) for t in (as_sharded(self.dense.terms[0], grad), grad)]
+    self.dense.terms[0] *= (now/arrived)[now.abs().argmax()].nan_to_num(1., 1., 1.)
+    return torch.ones((), dtype=torch.bool, device=now.device)
 
 @patch
 def mask_grad(self:Shard, grad, mask):
@@ -156,12 +157,12 @@ def find_sharded(
     kind = getattr(sys.modules.get('torch.distributed.fsdp'), 'FSDPModule', None)
     for k in [k for k,ref in _rows.items() if ref() is None]: del _rows[k]
     for m in model.modules():
-        if type(m).__name__=='FullyShardedDataParallel' or '_flat_param' in m._parameters: raise ValueError(_fsdp1_error)
-        if any(getattr(p, '_fsdp_flattened', False) for p in m._parameters.values()): raise ValueError(_fsdp1_error)
+        is_flat = '_flat_param' in m._parameters or any([getattr(p, '_fsdp_flattened', False) for p in m._parameters.values()])
+        if is_flat or type(m).__name__=='FullyShardedDataParallel': raise ValueError(_fsdp1_error)
         if kind is None or not isinstance(m, kind): continue
         state = m._get_fsdp_state()
         groups = getattr(state, '_fsdp_param_groups', None) or [state._fsdp_param_group]
-        for p in (p for g in groups if g is not None for p in g.fsdp_params):
+        for p in concat([group.fsdp_params for group in groups if group is not None]):
             info = p._module_info
             for module,attr in zip([info.module, *info.shared_modules], [info.param_name, *info.shared_param_names]):
                 _rows[id(module),attr] = weakref.ref(p.sharded_param)

@@ -1,2 +1,2 @@
-"Structures and starting masks for special needs"
-from . import paths,recognition,starts,structures
+"Structures, distributions and starting masks for special needs"
+from . import distributions,paths,recognition,starts,structures

@@ -29,7 +29,8 @@ def _move_rows(m):
     "Move live places of the bool array `m` within their columns, in place, until its rows differ by at most one"
     live = m.sum(1)
     while live.max()-live.min()>1:
-        a,b = live.argmax(),live.argmin()
+        a = live.argmax()
+        b = live.argmin()
         cols = np.flatnonzero(m[a] & ~m[b])[:(live[a]-live[b])//2]
         m[a,cols],m[b,cols] = False,True
         live[a],live[b] = live[a]-len(cols),live[b]+len(cols)
@@ -42,7 +43,8 @@ def checkerboard(
     **kwargs
 ) -> torch.Tensor: # Bool tensor of `p`'s shape
     "A mask of evenly spaced live weights; a function for `mask_init=`"
-    s,shape = as_structure(structure),tuple(p.shape)
+    s = as_structure(structure)
+    shape = tuple(p.shape)
     if n in (0, p.numel()): return torch.full(shape, n>0, device=p.device)
     if isinstance(s, Permuted): return s.unpermute(checkerboard(s.permute(p), n, s.seen(shape)[0]), shape)
     if isinstance(s, PaddedBlock):

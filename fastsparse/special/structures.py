@@ -36,7 +36,9 @@ register_part('structure', OutputGroups)
 @dataclass(frozen=True)
 class InputGroups(BalancedGroups):
     "Equally many live weights in each of `g` groups of consecutive inputs"
-    syntax,side,experts_join = r'input groups (?P<g>\d+)','input','inputs'
+    syntax = r'input groups (?P<g>\d+)'
+    side = 'input'
+    experts_join = 'inputs'
     def axes(self, shape):
         self.need(shape, len(shape)>1 and not shape[1]%self.g, f'a number of inputs that {self.g} divides')
         return (shape[0], self.g, shape[1]//self.g, math.prod(shape[2:])),[1],[0,2,3]
@@ -55,7 +57,8 @@ class Part(NamedTuple):
 @dataclass(frozen=True)
 class PaddedBlock(Block):
     "Blocks, of which the last outputs and inputs may have smaller ones"
-    syntax,text = Block.syntax.replace(WholeUnits.how, ' pad')+WholeUnits.how,'block {rows}x{cols} pad'
+    syntax = Block.syntax.replace(WholeUnits.how, ' pad')+WholeUnits.how
+    text = 'block {rows}x{cols} pad'
 
 register_part('structure', PaddedBlock)
 
@@ -104,7 +107,8 @@ def top(self:PaddedBlock, score, n):
 # %% ../../nbs/522_special.structures.ipynb #1c9224c3
 @patch
 def keep(self:PaddedBlock, mask, keep_f, n_drop, k, refill):
-    stay,live = torch.empty_like(mask),max(count_live(mask), 1)
+    stay = torch.empty_like(mask)
+    live = max(count_live(mask), 1)
     for o in self.parts(mask.shape, k):
         own = mask[o.at]
         stay[o.at] = o.block.keep(own, lambda: keep_f()[o.at], n_drop*count_live(own)//live, o.live, refill)
@@ -162,5 +166,7 @@ def move(self:AblatingFanIn, mask, keep_f, grow_f, n_drop, n):
         keep = keep_f().detach()
         grow = grow_f(drop_lowest(mask, keep, n_drop)).detach()
         n_drop = min(n_drop, self.n_growable(grow, mask))
-        on,keep_f,grow_f = self.active_outputs(mask, keep, grow, n_drop, n, on),lambda: keep,lambda stay: grow
+        on = self.active_outputs(mask, keep, grow, n_drop, n, on)
+        keep_f = lambda: keep
+        grow_f = lambda stay: grow
     return self.move_units(mask, keep_f, grow_f, n_drop, self.share(mask.shape, n, on, count_live(on)))

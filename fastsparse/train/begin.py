@@ -39,14 +39,14 @@ def check_run(method, modules=None, on_update=(), rules=None, **counts):
 def requested_counts(group, keeps_shares):
     "The number of live weights that the user requests for each parameter of `group`, by its id; empty if nothing was requested"
     method,params = group.method,group.params
-    if method.path is not None or method.sparsity is None: return {}
+    if method.path or method.sparsity is None: return {}
     live = [param.n_live() for param in params]
     sizes = [param.shape.numel() for param in params]
     sparsities = [1-k/max(n, 1) for k,n in zip(live, sizes)]
     own = proportional_sparsity(sparsities) if keeps_shares and any(sparsities) else None
     counts = group.counts(method.sparsity, own)
     if not (own or group.fixed): warn_of_counts(counts, params, method.sparsity, method.sparse_f, method.structure)
-    if method.updates in ([],()) and not has_live(params, method.structure, sum(counts)):
+    if method.is_static and not has_live(params, method.structure, sum(counts)):
         raise ValueError(f"the masks are {1-sum(live)/sum(sizes):.4g} sparse, and rest by this method: "
             f"pass that sparsity instead of {method.sparsity}, take a method that moves them, "
             "or call unsparsify(model) first")

@@ -51,8 +51,8 @@ class SparseEngine:
         **kwargs
     ):
         check_names(kwargs)
-        times = method,rules,kwargs.get('batches_per_update'),kwargs.get('updates')
-        if times==(None,)*4: method = 'auto'
+        has_times = rules is not None or any(kwargs.get(k) is not None for k in ('batches_per_update','updates'))
+        if method is None and not has_times: method = 'auto'
         if kwargs or not isinstance(method, Method): method = Method.named(method, n_steps, **kwargs)
         begin.check_run(method, sparse_modules, on_update, rules)
         store_attr('model,opt,n_steps,batch_size,steps_per_epoch')
@@ -68,9 +68,9 @@ class SparseEngine:
             if hasattr(f, 'begin'): f.begin(self)
 
     def __repr__(self):
-        n,live = map(sum, zip(*[(tally.n, tally.live) for tally in self.moving]))
-        kind,sparsity = type(self).__name__,1-live/max(n, 1)
-        return f"{kind}({self.method!r}, sparsity={sparsity:.4g}, updates so far={self.n_updates})"
+        n,live = sum(tally.n for tally in self.moving),sum(tally.live for tally in self.moving)
+        sparsity = 1-live/max(n, 1)
+        return f"{type(self).__name__}({self.method!r}, sparsity={sparsity:.4g}, updates so far={self.n_updates})"
 
     @property
     def methods(self): return [group.method for group in self.groups]
@@ -104,7 +104,7 @@ def _begin(self:SparseEngine, modules, rules, keeps_shares):
         self.tallies.append(plan.Tally(weight, i, movers.get(k), initial=initial.get(k)))
     self.moving = [tally for tally in self.tallies if tally.group]
     for tally in self.moving:
-        is_steady = tally.method.sparsity is not None and tally.method.path is None
+        is_steady = tally.method.sparsity is not None and not tally.method.path
         if is_steady: tally.request(targets.get(id(tally.p), tally.live))
     self._serve()
     self.store_live()
@@ -131,26 +131,28 @@ def _let_go(refs):
 
 # %% ../../nbs/404_train.engine.ipynb #1f62e389
 @patch
-def score(self:SparseEngine, f, tally, group, t, n, generator=None):
+def score(self:SparseEngine, f, tally, t, n, generator=None):
     "The score `f` of a weight in an update at step `t`, to choose `n` weights"
     return Score(f, tally, generator, opt=self.opt, step=t, n=n, n_steps=self.n_steps, batch_size=self.batch_size,
-        steps_per_epoch=self.steps_per_epoch, n_updates=group.n_updates)
+        steps_per_epoch=self.steps_per_epoch, n_updates=tally.group.n_updates)
 
 @patch
-def scores(self:SparseEngine, tally, group, t, kept, target):
+def scores(self:SparseEngine, tally, t, kept, target):
     "Keep and grow score of a weight in an update at step `t`; None for the latter if nothing grows"
-    draw,grow_f = keyed_generator(self.seed, tally.index, self.n_updates+1),tally.method.grow_score_f
-    grow = None if grow_f is None else self.score(grow_f, tally, group, t, max(target-kept, 0), draw)
-    return self.score(tally.method.keep_score_f, tally, group, t, kept, draw),grow
+    method,draw = tally.method,keyed_generator(self.seed, tally.index, self.n_updates+1)
+    keep = self.score(method.keep_score_f, tally, t, kept, draw)
+    if not method.grows: return keep,None
+    return keep,self.score(method.grow_score_f, tally, t, max(target-kept, 0), draw)
 
 # %% ../../nbs/404_train.engine.ipynb #d4b7a675
 @patch
 def targets(self:SparseEngine, group, t):
     "The number of live weights of each parameter of `group` after an update at step `t`"
     def scored(tally):  # for a distribution that compares layers; dead weights come last
-        mask,(keep,_) = tally.weight.full_mask(),self.scores(tally, group, t, tally.n, 0)
-        score = keep.value(mask, keep.whole())
-        return (score if score.dtype==torch.double else score.float()).masked_fill(~mask, -math.inf)
+        keep,_ = self.scores(tally, t, tally.n, 0)
+        score = keep.value(keep.mask, tally.weight.read(None, keep.reads))
+        if score.dtype!=torch.double: score = score.float()
+        return score.masked_fill(~keep.mask, -math.inf)
     return group.targets(t, scored)
 
 # %% ../../nbs/404_train.engine.ipynb #7a3b0cdc
@@ -159,18 +161,18 @@ def jobs(self:SparseEngine, group, t):
     "Tuples of a tally, how many of its connections an update at step `t` keeps, its target, and the number meant to live"
     for tally in group.tallies: tally.recount()
     method,targets = group.method,self.targets(group, t)
-    row,grows = group.row(t, targets),method.grow_score_f is not None
-    ready = [tally for tally in group.tallies if tally.p.grad is not None and tally.p.requires_grad]
+    row = group.row(t, targets)
+    ready = [tally for tally in group.tallies if tally.can_move()]
     if method.dense_history:
         remembered = [tally for tally in ready if grad_history(self.opt, tally.p)]
         ready = remembered or (ready if t else [])  # none at first
     moving = [tally for tally,moves in zip(group.tallies, row.moves) if moves and tally in ready]
-    if moving and grows and method.redistribute_f is not None: moving = ready
+    if moving and method.grows and method.redistribute_f is not None: moving = ready
     jobs = []
     for tally,kept,target in zip(group.tallies, row.kept, targets):
         if tally not in moving: continue
-        if not grows: target = kept
-        elif method.path is None and target==tally.live: target = tally.budget
+        if not method.grows: target = kept
+        elif not method.path and target==tally.live: target = tally.budget
         jobs.append((tally, kept, target, target))
     return jobs
 
@@ -179,10 +181,9 @@ def jobs(self:SparseEngine, group, t):
 def moves(self:SparseEngine, group, t):
     "What an update at step `t` changes in the weights of `group`"
     jobs,f = self.jobs(group, t),group.method.redistribute_f
-    if jobs and f is not None and group.method.grow_score_f is not None:
-        jobs = redistributed(jobs, lambda tally, n: self.score(f, tally, group, t, n))
-    moves = choose_all([(tally, *self.scores(tally, group, t, kept, target), kept, target, budget)
-        for tally,kept,target,budget in jobs])
+    def share_of(tally, n): return self.score(f, tally, t, n)
+    if jobs and f is not None and group.method.grows: jobs = redistributed(jobs, share_of)
+    moves = choose_all([(tally, *self.scores(tally, t, kept, target), kept, target, budget) for tally,kept,target,budget in jobs])
     for move in moves: plan.refuse_stored(group.method, move.tally.weight)
     return [move.started(self.seed, self.n_updates) for move in moves]
 
@@ -267,7 +268,7 @@ def prepare(self:SparseEngine,
     for group in self.groups:
         method = group.method
         soon = update or accumulating or group.pending is not None or any(map(group.is_due, range(self.last_t+1, t+1)))
-        needed = soon and method.grow_score_f is not None and (method.n_dense>0 or not method.replaces)  # which steps grown weights, too
+        needed = soon and method.grows and (method.n_dense>0 or not method.replaces)  # which steps grown weights, too
         needed = needed or any([average.dense for average in group.collecting(t)])
         if needed or group.wants_dense is not False: group.ask_dense(needed)
 
@@ -294,16 +295,18 @@ def before_step(self:SparseEngine,
         for group in due: group.miss(self.model)
         return False
     if averages: self.collect(averages)
-    self.later = {group:t for group,t in waiting.items() if group.method.update_after_step}
-    now = {group:t for group,t in waiting.items() if group not in self.later}
+    later = {group:t for group,t in waiting.items() if group.method.update_after_step}
+    now = {group:t for group,t in waiting.items() if group not in later}
     updated = self.update_groups(now) if now else []
-    return any([group.method.replaces for group in updated])
+    replaced = any([group.method.replaces for group in updated])
+    if not replaced: self.later = later  # a step that is replaced leaves no gradient, so these wait for the next one
+    return replaced
 
 @patch
 def fall_due(self:Group, begin, t):
-    "Wait for the update of the last step from `begin` to `t` at which one is due; was there one?"
+    "Wait for the update of the last step from `begin` to `t` that is time for one; was there one?"
     if self.updated_at==begin-1: parts_of('guide')['warn_of_gap'](self)
-    due = max(filter(self.is_due, range(begin, t+1)), default=None)
+    due = max(filter(self.method.is_time, range(begin, t+1)), default=None)
     if due is not None: self.pending = due
     return due is not None
 

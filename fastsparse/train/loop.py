@@ -83,7 +83,7 @@ def refuse_opt(opt):
 def _start(self:DynamicSparseTraining, sparse_compute):
     base,endless = base_opt(self.opt),sparse_compute is None and self.n_steps is None
     inner = first(k for k,v in vars(base).items() if getattr(v, 'param_groups', None) is base.param_groups)  # as in SAM
-    if inner and any(m.replaces and m.updates not in ([],()) for m in self.methods):
+    if inner and any(m.replaces and not m.is_static for m in self.methods):
         raise ValueError(f"an update of this method replaces the step, and a step of {type(base).__name__} "
             f"is two of its {inner}: "
             f"make the engine with opt.{inner}, or pass replace_step=False")
@@ -163,7 +163,7 @@ def _warn_of_others(self:DynamicSparseTraining, opt, weight):
 def warn_if_ended(engine):
     "Warn if a run is over, and the model is less sparse than its schedule leads to"
     for tally in engine.moving:
-        if tally.method.path is not None: tally.recount()  # another mask may have been loaded
+        if tally.method.path: tally.recount()  # another mask may have been loaded
     ended = f"training ended after {engine.last_t+1} of {engine.n_steps} steps"
     for group in engine.groups: group.warn_if_short(ended)
 

@@ -233,7 +233,9 @@ class Timetable(BasicRepr):
     ):
         vars(self).update({**usual, **method}, structure=as_structure(method.structure))
         store_attr()
-        self.replaces,self.score_parts = method.replaces,(self.keep_score_f,self.grow_score_f,self.redistribute_f)
+        self.replaces,self.grows = method.replaces,self.grow_score_f is not None
+        self.is_static = self.updates in ([],())
+        self.score_parts = self.keep_score_f,self.grow_score_f,self.redistribute_f
         needs = [needs_of(f) for f in self.score_parts]
         self.dense_history = any(need.dense_history for need in needs)  # dead weights have optimizer state, too
         self.averages = [*{need.collector.name:need.collector for need in needs if need.collector}.values()]
@@ -295,7 +297,7 @@ def why_dense(method) -> str: # A `Timetable`
 def is_time(self:Timetable, t:int) -> bool:
     "Is an update due at step `t`? While the sparsity moves, also where it arrives"
     if self.times is not None: return self.times(t)
-    if self.path is None: return update_due(t, self.every, self.n_steps, self.stop_pct)
+    if not self.path: return update_due(t, self.every, self.n_steps, self.stop_pct)
     n_stop = math.ceil(ifnone(getattr(self.path, 'stop', None), self.stop_pct*self.n_steps))
     return update_due(t, self.every, self.n_steps, 1.) or t==n_stop<self.n_steps-1
 
@@ -308,19 +310,18 @@ def fraction(self:Timetable, t:int, n_updates:int=0) -> float:
 @patch
 def sparsity_at(self:Timetable, t:int, n_updates:int=0) -> float:
     "The target sparsity at step `t`, in [0,1]; None if the numbers of live weights stay"
-    return self.sparsity if self.path is None else fraction_at(self.path, t, n_updates)
+    return fraction_at(self.path, t, n_updates) if self.path else self.sparsity
 
 # %% ../../nbs/400_train.method.ipynb #b6bc4270
 @patch
 def n_keep(self:Timetable, live:int, target:int, fraction:float, target_is_explicit:bool=False) -> int:
     "How many live weights an update keeps; an explicit target is one that the user has requested"
-    grows = self.grow_score_f is not None
-    if not grows and (target_is_explicit or self.path is not None): return min(live, target)
+    if not self.grows and (target_is_explicit or self.path): return min(live, target)
     n_drop = self.drop_count_f(live, target, fraction)
     if not (isinstance(n_drop, Integral) and 0<=n_drop<=live):
         raise ValueError(f"drop_count_f returned {n_drop!r} for {live} live weights, "
             f"and must return an integer in [0,{live}]")
-    return min(live-n_drop, target) if grows else live-n_drop
+    return min(live-n_drop, target) if self.grows else live-n_drop
 
 # %% ../../nbs/400_train.method.ipynb #9596febc
 @patch

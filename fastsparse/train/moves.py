@@ -17,7 +17,6 @@ from ..core.registry import call_with,needs_of,parts_of
 from ..masks.apportion import legal_counts,regrow_counts
 from ..masks.selection import above,count_live,cut_above,keyed_generator,live_places,local_part,put_
 
-from ..model.layers import axes_of
 from ..model.starting import check_score
 from .plan import Tally
 from numbers import Real
@@ -30,26 +29,23 @@ class Score:
 
     def __init__(self, f, tally, generator=None, **asked): # more arguments of `f`
         weight,needs = tally.weight,needs_of(f)
-        store_attr('f,tally,generator,weight,needs')
+        store_attr('f,tally,weight,needs')
+        self.mask = weight.full_mask()
         self.asked = dict(asked, generator=generator, name=weight.name, module=weight.module,
-            axes=axes_of(weight.module, weight.attr), initial=tally.initial, structure=tally.structure)
+            axes=tally.axes, initial=tally.initial, structure=tally.structure)
         # a keep score that says nothing of itself may read the gradient too
         self.reads = needs.reads_grad or needs.dense_history or f is tally.method.keep_score_f and not needs.elementwise
-        self.at = self.of_places if needs.elementwise else None
-        large = weight.store.pieces and tally.n>self.piece and needs.elementwise and needs.collector is None
-        self.drawn = self.of_sample if needs.sample is not None else self.best if large else None
+        self.at = self.drawn = None
+        if needs.elementwise:
+            self.at = self.of_places
+            if weight.store.pieces and tally.n>self.piece and needs.collector is None: self.drawn = self.best
+        if needs.sample is not None: self.drawn = self.of_sample
 
     def __call__(self, mask=None):
-        self.given = self.checked(ifnone(mask, self.weight.full_mask()), self.whole())
+        self.given = self.checked(self.mask if mask is None else mask, self.weight.read(None, self.reads))
         return self.given
 
-    @property
-    def is_choice(self): return self.given is not None and self.given.dtype==torch.bool
-    def whole(self): return self.weight.read(grad=self.reads)
-
-    def of_places(self, places):
-        p = self.weight.read(places, self.needs.reads_grad)
-        return self.checked(self.weight.full_mask(), p, places)
+    def of_places(self, places): return self.checked(self.mask, self.weight.read(places, self.needs.reads_grad), places)
 
 # %% ../../nbs/403_train.moves.ipynb #d8a86451
 @patch
@@ -75,7 +71,7 @@ def checked(self:Score, mask, p, places=None):
 @patch
 def of_sample(self:Score, mask, n):
     "At least `n` indices of dead weights of `mask`, and their scores"
-    places = self.needs.sample.draw(mask, n, self.generator)
+    places = self.needs.sample.draw(mask, n, self.asked['generator'])
     return places,self.checked(mask, self.weight.read(places, True), places)
 
 @patch
@@ -106,14 +102,14 @@ class Move:
 
 def choose(tally, keep_score, grow_score, kept, target, budget=None):
     "The move that drops all but `kept` live connections, and grows to `target`"
-    mask,scores = tally.weight.full_mask(),(keep_score,grow_score)
+    mask,scores = keep_score.mask,(keep_score,grow_score)
     n_drop = 0 if grow_score is None else tally.live-kept
-    dropped,grown = tally.structure.move(mask, keep_score, grow_score, n_drop, target)
+    dropped,grown = tally.structure.move(mask, *scores, n_drop, target)
     if has_choices(*scores): refuse_choices(tally, *scores, mask, put_(mask.clone(), dropped, False), grown)
     is_grown = put_(torch.zeros_like(mask), grown, True)
     return Move(tally, dropped[~is_grown.take(dropped)], grown[~mask.take(grown)], ifnone(budget, target))
 
-def has_choices(*scores): return any([score is not None and score.is_choice for score in scores])
+def has_choices(*scores): return any([getattr(score, 'given', None) is not None and score.given.dtype==torch.bool for score in scores])
 
 def refuse_choices(tally, keep_score, grow_score, mask, stays, grown):
     "Raise a `ValueError` unless scores that are bool masks are what was chosen"
@@ -140,7 +136,7 @@ def redistributed(plan, share_of):
     total = min(max(sum(targets)-sum(kept), 0), sum(room))
     if total:
         scores = [share_of(tally, max(n-k, 0)) for tally,k,n in zip(tallies, kept, targets)]
-        shares = [float(score.value(score.weight.full_mask(), score.whole())) for score in scores]
+        shares = [float(score.value(score.mask, score.weight.read(None, score.reads))) for score in scores]
         targets = [k+n for k,n in zip(kept, regrow_counts(shares, total, room))]
     return [*zip(tallies, kept, legal_counts(tallies, targets), targets)]
 

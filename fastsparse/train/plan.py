@@ -21,6 +21,7 @@ from ..masks.scores import densify,gradient_momentum,need_momentum
 from ..masks.selection import local_part,n_live
 from ..model.buffers import show_sparsity
 from ..model.choose import candidates,need_values
+from ..model.layers import axes_of
 from ..model.starting import layer_counts,need_structure,structure_of,warn_of_counts,without_misfits
 from .method import Method,Timetable,why_dense
 from ..weights.find import asked_sparsity,masked_params,refuse_computed,refuse_learned
@@ -66,6 +67,13 @@ class Tally:
     def n(self): return self.shape.numel()
     @cached_property
     def structure(self): return structure_of(self.method.structure, self.weight)
+    @cached_property
+    def axes(self): return axes_of(self.weight.module, self.weight.attr)
+
+    def can_move(self):
+        "Has a backward pass reached the parameter, and is it trained?"
+        p = self.p
+        return p.grad is not None and p.requires_grad
 
 # %% ../../nbs/401_train.plan.ipynb #ab334c37
 def mask_version(weight):
@@ -120,13 +128,13 @@ def adjacent_counts(self:Tally, n, way):
 def n_kept(self:Tally, live, target, fraction):
     "How many of `live` connections an update with this target and drop fraction keeps"
     kept = self.method.n_keep(live, target, fraction, self.target_is_explicit)
-    return kept if self.method.grow_score_f is not None or kept>=live else self.round_up_to_legal(kept)
+    return kept if self.method.grows or kept>=live else self.round_up_to_legal(kept)
 
 @patch
 def would_move(self:Tally, live, target, kept):
     "Would an update that keeps `kept` of `live` connections and ends with `target` change the mask?"
     n_drop = live-kept
-    if self.method.grow_score_f is None: return n_drop>0
+    if not self.method.grows: return n_drop>0
     if target!=live: return True
     if self.method.redistribute_f is not None: return n_drop>0
     return live<self.n and n_drop>=self.structure.least_drop(self.shape)
@@ -157,24 +165,24 @@ def counts(self:Group, sparsity, sparse_f=None, **extras):
     method,weights,own = self.method,self.weights,sparsity
     if self.fixed:
         n = sum([weight.shape.numel() for weight in weights])
-        n_fixed = sum([weight.shape.numel() for weight in self.fixed])
-        live = sum([weight.n_live() for weight in self.fixed])
-        own = 1-((1-sparsity)*(n+n_fixed)-live)/n
-        if method.path is not None: own = min(max(own, 0.), 1.)
-    if method.path is None and not 0<=own<1:
+        surplus = sum([weight.n_live()-(1-sparsity)*weight.shape.numel() for weight in self.fixed])
+        own += surplus/n
+    if method.path: own = min(max(own, 0.), 1.)
+    elif not 0<=own<1:
         raise ValueError(f"sparsity is {sparsity}, which the modules that may move can't reach: "
             f"they would need a sparsity of {own:.3f}, and it must lie in [0,1)")
+    if own>ifnone(method.structure.sparsity, 1)+1e-3: need_structure(method.structure, weights, own)
     return layer_counts(weights, own, ifnone(sparse_f, method.sparse_f), method.structure, **extras)
 
 @patch(as_prop=True)
 def ranks_layers(self:Group):
     "Does a distribution compare the scores of all layers at each update?"
-    return self.method.path is not None and reads_scores(self.method.sparse_f)
+    return self.method.path and reads_scores(self.method.sparse_f)
 
 @patch
 def targets(self:Group, t, score_of=None):
     "How many connections of each weight should live after an update at step `t`; `score_of` a tally, if layers are compared"
-    if self.method.path is None: return [tally.target for tally in self.tallies]
+    if not self.method.path: return [tally.target for tally in self.tallies]
     extras = dict(scores=[*map(score_of, self.tallies)]) if score_of and self.ranks_layers else {}
     return self.counts(self.method.sparsity_at(t, self.updates_before(t)+1), **extras)
 
@@ -191,12 +199,12 @@ def row(self:Group, t, targets, live=None, n_updates=None):
     "The update at step `t` to these targets, after `n_updates` from `live` connections; by default from the present ones"
     live = ifnone(live, [tally.live for tally in self.tallies])
     fraction = self.method.fraction(t, ifnone(n_updates, self.updates_before(t)))
-    grows,kept,after,moves = self.method.grow_score_f is not None,[],[],[]
+    kept,after,moves = [],[],[]
     for tally,n,target in zip(self.tallies, live, targets):
         k = tally.n_kept(n, target, fraction)
         moves.append(tally.p.requires_grad and tally.would_move(n, target, k))
         if not moves[-1]: k = target = n
-        elif not grows: target = k
+        elif not self.method.grows: target = k
         kept.append(k)
         after.append(target)
     return Row(t, kept, after, moves)
@@ -208,13 +216,13 @@ def outlook(group, begin=0):
     live,targets = [tally.live for tally in group.tallies],[tally.target for tally in group.tallies]
     sparse_f,total = uniform_sparsity if group.ranks_layers else None,sum(live)
     for t in filter(method.is_time, range(begin, ifnone(method.n_steps, 0))):
-        if method.path is not None: targets = group.counts(method.sparsity_at(t, n_updates+1), sparse_f)
+        if method.path: targets = group.counts(method.sparsity_at(t, n_updates+1), sparse_f)
         is_same,total = sum(targets)==total,sum(targets)
         row = group.row(t, live if group.ranks_layers and is_same else targets, live, n_updates)
         if not any(row.moves): continue
         yield row
         live,n_updates = row.live,n_updates+1
-        if method.path is None: targets = live
+        if not method.path: targets = live
 
 # %% ../../nbs/401_train.plan.ipynb #21e603e9
 @patch
@@ -294,7 +302,7 @@ def check_plan(group, opt, is_dense):
         raise ValueError("the model has no masks: call sparsify_model(model, 0.9) "
             "first, or pass sparsity=0.9")
     end = method.sparsity if isinstance(method.sparsity, Real) else 0
-    if method.path is not None:
+    if method.path:
         lowest,highest,last = min_max_end(method.path, 0, method.n_steps or 1)
         if method.n_steps and not end: end = last
     need_structure(structure, params, end if is_dense else 0)
@@ -305,7 +313,7 @@ def check_plan(group, opt, is_dense):
         if structure_of(structure, param).legal(param.full_mask()): continue
         raise ValueError(f"the mask of {param.name} breaks the structure {spec}: "
             f"pass structure={spec} to sparsify_model too")
-    if method.path is None: return
+    if not method.path: return
     need_fraction('sparsity', highest, '[0,1)')
     for sparsity in (max(lowest, 0), highest): counts = group.counts(sparsity)
     if not group.fixed: warn_of_counts(counts, params, highest, method.sparse_f, structure)
@@ -320,13 +328,13 @@ def refuse_stored(method, param):
 def idle_advice(group):
     "A sentence if the run has no update of the topology, fewer than five by the user's interval, or ends before its schedule"
     method,n_steps,every = group.method,group.method.n_steps,group.method.every
-    if n_steps is None or method.updates in ([],()): return ''
+    if n_steps is None or method.is_static: return ''
     said = f"this run of {n_steps} steps contains "
-    if method.times is not None or method.path is not None:
+    if method.times is not None or method.path:
         last = first(t for t in range(n_steps-1, -1, -1) if method.is_time(t))
         if last is None: return said+"no update of the topology: give earlier times, or train longer"
         reached,wanted = method.sparsity_at(last),method.sparsity_at(n_steps)
-        if method.path is None or math.isclose(reached, wanted, abs_tol=1e-9): return ''
+        if not method.path or math.isclose(reached, wanted, abs_tol=1e-9): return ''
         return (f"the last update, at step {last}, leads to a sparsity of {reached:.3f}, "
             f"and the schedule to {wanted:.3f}: end the schedule earlier, or update more often")
     n,fit = len([*islice(outlook(group), 5)]),Interval(every).resolve(n_steps, method.stop_pct, method.replaces)
@@ -343,7 +351,7 @@ def frozen_advice(group):
     frozen = [tally for tally in tallies if not tally.p.requires_grad]
     if not frozen: return ''
     ends = [tally.target for tally in tallies]
-    is_known = method.path is not None and method.n_steps is not None and not group.ranks_layers
+    is_known = method.path and method.n_steps is not None and not group.ranks_layers
     if is_known: ends = group.counts(method.sparsity_at(method.n_steps))
     n,wanted = sum(tally.n for tally in tallies),sum(ends)
     live = sum(tally.live if tally in frozen else k for tally,k in zip(tallies, ends))
@@ -371,7 +379,7 @@ def warn_if_short(self:Group, ended):
     if method.n_steps is None: return
     n,live,target = map(sum, zip(*[(tally.n, tally.live, tally.target) for tally in tallies]))
     sparsity,wanted,hint = 1-live/n,1-target/n,"train up to an update"
-    if method.path is not None:
+    if method.path:
         wanted = method.sparsity_at(method.n_steps, self.n_updates)
         hint = "let the schedule end earlier, and stop or choose the best model after that"
     if sparsity>=wanted-.01: return
@@ -384,8 +392,8 @@ def warn_if_short(self:Group, ended):
 def why_stuck(self:Tally):
     "Why no update can move the mask at its number of live weights; empty if one can"
     method,live = self.method,self.live
-    if not 0<live<self.n or method.updates in ([],()) or method.grow_score_f is None: return ''
-    if method.path is not None or method.redistribute_f is not None: return ''
+    if not 0<live<self.n or method.is_static or not method.grows: return ''
+    if method.path or method.redistribute_f is not None: return ''
     fraction = method.initial_drop_grow_pct
     if method.fractions is not None: fraction = min_max_end(method.fractions, 0, method.n_steps or 0)[1]
     if self.would_move(live, live, self.n_kept(live, live, fraction)): return ''

@@ -24,7 +24,9 @@ from pathlib import Path
 # %% ../../nbs/610_trainers.callbacks.ipynb #51d16d6a
 class _Driver:
     "What both callbacks do: make a model sparse, drive an engine, and remember its state"
-    live,was_sparse,module = None,None,None
+    live = None
+    was_sparse = None
+    module = None
     report = property(lambda self: self.live and self.live.report)  # which layers computed with live weights only
     why_masked = property(lambda self: self.live.why_masked if self.live else '')  # why none did
     rises = property(lambda self: self.settings.get('sparsity_path') is not None)
@@ -52,8 +54,15 @@ class _Driver:
         own = {k:v for k,v in settings.items() if k in method_settings}
         if method not in (None,'auto'): settings |= find_method(method)(**own)
         elif method: settings['method'] = method
-        self.sparsity,self.sparse_f,self.seed,self.sparsify,self.settings = sparsity,sparse_f,seed,sparsify or {},settings
-        self.engine,self.saved,self.sparse_compute,self.n_steps = None,None,sparse_compute,n_steps
+        self.sparsity = sparsity
+        self.sparse_f = sparse_f
+        self.seed = seed
+        self.sparsify = sparsify or {}
+        self.settings = settings
+        self.engine = None
+        self.saved = None
+        self.sparse_compute = sparse_compute
+        self.n_steps = n_steps
 
 # %% ../../nbs/610_trainers.callbacks.ipynb #4bdd9562
 @patch
