@@ -3991,6 +3991,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                         'fastsparse/weights/weight.py'),
                                            'fastsparse.weights.weight.Weight.p': ( 'weights.weight.html#weight.p',
                                                                                    'fastsparse/weights/weight.py'),
+                                           'fastsparse.weights.weight.Weight.place': ( 'weights.weight.html#weight.place',
+                                                                                       'fastsparse/weights/weight.py'),
                                            'fastsparse.weights.weight.Weight.project': ( 'weights.weight.html#weight.project',
                                                                                          'fastsparse/weights/weight.py'),
                                            'fastsparse.weights.weight.Weight.put': ( 'weights.weight.html#weight.put',

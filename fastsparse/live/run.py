@@ -58,7 +58,7 @@ class LiveRun:
 
     @property
     def takes_blocks(self): return all(takes_blocks(o.p.device) for o in self.engine.weights)
-    def __getstate__(self): return {k:v for k,v in vars(self).items() if k not in ('first','report')}|dict(late=True)
+    def __getstate__(self): return {k:v for k,v in vars(self).items() if k not in ('first','report')}
 
     def start(self):
         "Follow a plan, continue from notes, or wait for the first step"
@@ -76,8 +76,9 @@ class LiveRun:
         self.seen = seen
         if isinstance(self.way, dict) and self.report is not None: return
         if self.report is not None: self.report.remove()
-        self.report,self.n_live,self.ended,self.late = None,None,False,False
-        self.start()
+        self.report,self.n_live,self.ended = None,None,False
+        self.late = '_modules' not in vars(self.engine.model)
+        if not self.late: self.start()
 
     @staticmethod
     def check_way(way):

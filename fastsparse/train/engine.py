@@ -22,7 +22,7 @@ from .plan import Group
 from .method import check_names,Method,usual_settings
 from .moves import all_finite,choose_all,finite_grads,redistributed,Score,unscaled_grads
 from ..weights.find import masked_params
-from ..weights.hooks import before_state,enforce_masks,mask_hooks,share_masks,weights_in
+from ..weights.hooks import enforce_masks,mask_hooks,share_masks,weights_in
 from ..weights.optimizers import grad_history
 from ..weights.weight import follow_all,mask_grads,wake
 from numbers import Real
@@ -350,9 +350,7 @@ def remove(self:SparseEngine):
     self.attached = False
     self.live.end()
     for tally in self.moving: tally.weight.serve()
-    if self.own is None: return
-    self.own.remove()
-    before_state(self.model)  # other hooks go on
+    if self.own is not None: self.own.remove()
 
 @patch
 def store_live(self:SparseEngine, way=False, seen=None):
@@ -368,6 +366,7 @@ def __setstate__(self:SparseEngine, state):
     if not self.attached: return
     self._serve()
     for group in self.groups: group.ask_dense(group.wants_dense)
+    if not self.live.ended: self.live.restart(self.live.seen)
 
 # %% ../../nbs/404_train.engine.ipynb #483dd5f5
 _schema = 1

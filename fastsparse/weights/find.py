@@ -34,10 +34,7 @@ def masked_params(
             held = vars(m).setdefault('_weights', {})
             if attr not in held: held[attr] = Weight(m, attr)
             weight = found[id(p)] = held[attr]
-            weight.name = f'{prefix}.{attr}'.lstrip('.')
-            if type(weight.store) is not store and not weight.store.copied:  # it was sharded in the meantime
-                weight.store = store(weight)
-                if weight.guard is not None: weight.guard.watch(weight.p)
+            weight.place(f'{prefix}.{attr}'.lstrip('.'), store)
             if weight.mask.shape!=p.shape or weight.mask.dtype!=torch.bool: mend_mask(weight)
     return list(found.values())
 

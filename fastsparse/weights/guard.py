@@ -32,21 +32,20 @@ class Guard:
     "The hooks on the parameter of a weight"
     rate = 1.  # factor of its learning rate, besides that of its group
     on_step = None  # a function of an optimizer that is about to step it, and of the weight
-    place,handles = None,()  # of the tensor with the hooks; theirs
 
-    def __init__(self, weight, p): self.weight,self.p = weight,p
+    def __init__(self, weight, p): self.weight,self.p,self.handles = weight,p,{}
     def __getstate__(self): return dict(weight=self.weight, p=self.p)
 
     def hook(self):
         "Hook the gradient, if there will be one"
-        p = self.p
+        p,known = self.p,first(self.handles.values())
         if not p.requires_grad: return
-        if self.handles:  # `swap_tensors` loses them
+        if known:  # `swap_tensors` loses them
             p._backward_hooks,p._post_accumulate_grad_hooks = p._backward_hooks,p._post_accumulate_grad_hooks
         else:
             coming,arrived = [partial(f, weakref.ref(self)) for f in (_coming, _arrived)]
-            self.handles = p.register_hook(coming),p.register_post_accumulate_grad_hook(arrived)
-        self.place = p._cdata
+            known = p.register_hook(coming),p.register_post_accumulate_grad_hook(arrived)
+        self.handles = {p._cdata:known}
 
     def watch(self, p):
         "Hook another parameter instead"
@@ -57,8 +56,7 @@ class Guard:
 
     def remove(self):
         "Remove the hooks"
-        for h in self.handles: h.remove()
-        self.place,self.handles = None,()
+        for h in concat(self.handles.values()): h.remove()
         if _guards.get(id(self.p), noop)() is self: del _guards[id(self.p)]
         remove_hooks()
 
@@ -69,6 +67,7 @@ def start(self:Guard):
     _guards[id(self.p)] = weakref.ref(self, partial(_forget, id(self.p)))
     _unsure.add(self)  # a copied module isn't complete yet
     add_hooks()
+    self.handles = {}  # by the place of the tensor that has them
     self.hook()
 
 def _coming(ref, grad):
@@ -111,7 +110,7 @@ def project(self:Guard):
     if p is not self.p:
         if not weight.store.behind: return _unsure.add(self)
         self.watch(p)
-    if p._cdata!=self.place: self.hook()
+    if p._cdata not in self.handles: self.hook()
     if not weight.passive: weight.store.project(p, mask)
 
 def _assigned(module, name, p):
@@ -164,7 +163,7 @@ def _split_groups(opt, rates):
         for group,ps in zip(groups, params): group['params'] = ps
     if hasattr(opt, 'hypers'):  # one of fastai's
         join = partial(vars(opt).update, param_lists=opt.param_lists, hypers=opt.hypers)
-        opt.param_lists,opt.hypers = [group['params'] for group in groups],groups
+        vars(opt).update(param_lists=[group['params'] for group in groups], hypers=groups)
     _joins[id(opt)] = join
 
 def join_groups():

@@ -209,6 +209,7 @@ class HookHandle:
             w.remove()
             hook.names.discard(w.name)
         if not hook.handles: unhook(self.model, hook)
+        before_state(self.model)  # another hook may enforce some of the same masks
 
     def __enter__(self): return self
     def __exit__(self, *args): self.remove()

@@ -17,9 +17,9 @@ _keep_zero = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.
 def keeps_zero(opt) -> bool: # A fastai or torch optimizer, or a wrapper of one
     "Is `opt` known to leave a weight and its state at zero where both are zero and so is the gradient?"
     base = base_opt(opt)
-    if any([g.get('eps', 1)<=0 for g in base.param_groups]): return False
-    if not is_fastai(base): return type(base) in _keep_zero
-    return all([getattr(getattr(f, 'func', f), '__module__', '')=='fastai.optimizer' for f in base.cbs])
+    if is_fastai(base): known = all(getattr(getattr(f, 'func', f), '__module__', '')=='fastai.optimizer' for f in base.cbs)
+    else: known = type(base) in _keep_zero
+    return known and all([g.get('eps', 1)>0 for g in base.param_groups])
 
 # %% ../../nbs/200_weights.optimizers.ipynb #3397ce4f
 def grad_history(

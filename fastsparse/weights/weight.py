@@ -161,6 +161,14 @@ def __deepcopy__(self:Weight, memo):
 
 # %% ../../nbs/202_weights.weight.ipynb #977adb5f
 @patch
+def place(self:Weight, name, store):
+    "Take a name, and the kind of store that the parameter needs now; live weights stay live"
+    self.name = name
+    if type(self.store) is store or self.store.copied: return
+    self.store = store(self)
+    if self.guard is not None: self.guard.watch(self.p)
+
+@patch
 def read(self:Weight, places=None, grad=False):
     "The weights as a dense tensor, or those at `places` as a vector; with the dense gradient if `grad`"
     return as_read(self, self.store.read(places), self.store.read_grad(places) if grad else None)
@@ -177,6 +185,8 @@ def serve(self:Weight, tally=None):
     self.dense_history = tally is not None and tally.method.dense_history
     if tally is not None: return
     self.store.ask_dense(False)
+    mask_grads([self])
+    self.project()
 
 # %% ../../nbs/202_weights.weight.ipynb #813b50c1
 @patch
