@@ -521,3 +521,18 @@ def test_deterministic_algorithms_move_the_same(method, live):
     try: got = run()
     finally: torch.use_deterministic_algorithms(False)
     assert all(torch.equal(want[k], got[k]) for k in want)
+
+def test_the_buffer_shows_the_sparsity_after_each_update():
+    "Law 5: `1-live/n`, whatever an update leaves"
+    m = mlp((8,12,4), seed=0)
+    sparsify_model(m, .25, seed=0)
+    opt = torch.optim.SGD(m.parameters(), lr=.1)
+    dst = SparseEngine(m, opt, 12, seed=0, method='gmp', sparsity=.75, batches_per_update=2)
+    for t in range(12):
+        dst.prepare(t)
+        m(torch.ones(2,8)).sum().backward()
+        dst.before_step(t)
+        for tally in dst.tallies:
+            shown = tally.weight.module._buffers[f'{tally.weight.attr}_sparsity']
+            assert shown.item()==pytest.approx(1-int(tally.mask.sum())/tally.n)
+    assert dst.n_updates>2
