@@ -298,3 +298,9 @@ def test_an_estimated_cut_lets_slightly_more_through_than_are_chosen(k):
         above,share = int((s>cut).sum()),2**14/n
         assert k<=above<=k+(10*math.sqrt(k*share)+16)/share
     for small in (s[:2**15], s.long()): assert cut_above(small, torch.ones(len(small), dtype=torch.bool), len(small), 10) is None
+
+@pytest.mark.parametrize('dtype', [torch.float8_e4m3fn, *floats])
+def test_zeros_are_positive_in_every_type(dtype):
+    "Of one to eight bytes"
+    t = zero_dead_(torch.tensor([1.,-1.,2.,-2.]).to(dtype), torch.tensor([True,False,False,True]))
+    assert t.float().tolist()==[1.,0.,0.,-2.] and not t.float()[1:3].signbit().any()

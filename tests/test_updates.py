@@ -6,6 +6,7 @@ from fastsparse.masks.selection import keyed_generator
 from fastsparse.masks.structures import Unstructured
 from fastsparse.card.together import move_together
 from fastsparse.card import together as moves
+from fastsparse.special.distributions import global_sparsity
 from fastsparse.train.moves import Score
 from fastsparse.train.growth import fresh_value,reset_state
 from fastsparse.weights.weight import Dense
@@ -536,3 +537,16 @@ def test_the_buffer_shows_the_sparsity_after_each_update():
             shown = tally.weight.module._buffers[f'{tally.weight.attr}_sparsity']
             assert shown.item()==pytest.approx(1-int(tally.mask.sum())/tally.n)
     assert dst.n_updates>2
+
+def test_a_layer_that_scores_leave_without_weights_is_named():
+    "Where all layers compete, one may lose all"
+    m = mlp((8,12,4), seed=0)
+    sparsify_model(m, 0., seed=0)
+    with torch.no_grad(): m[0].weight.mul_(1e-6)
+    dst = SparseEngine(m, torch.optim.SGD(m.parameters(), lr=.1), 4, seed=0, method='gmp', sparsity=.9, batches_per_update=1, stop_pct=.5,
+        sparse_f=partial(global_sparsity, min_live=0))
+    def updates():
+        for t in range(4):
+            m(torch.ones(2,8)).sum().backward()
+            dst.before_step(t)
+    assert '0.weight is left without live weights' in warned(updates)
