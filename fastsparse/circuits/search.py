@@ -300,14 +300,14 @@ def trim(self:Search, kept, numbers, aim):
 # %% ../../nbs/904_circuits.search.ipynb #bd393fd6
 @patch
 @torch.no_grad()
-def circuit(self:Search, masks, found=True):
+def circuit(self:Search, masks):
     "A `Circuit` of the kept nodes, judged on the held-back prompts"
     floats = {k:v.float() for k,v in masks.items()}
     margin = margins(self.model, self.train, floats, self.means)
     fit,held = calibrate(margin, self.train.side),self.held
     margin = margins(self.model, held, floats, self.means)
     return Circuit(self.train.name, {k:v.nonzero()[:,0].tolist() for k,v in masks.items() if v.any()},
-        edges_of(self.whole(masks), self.links) if self.links else None, self.means, fit, *judged(margin, held, fit), found)
+        edges_of(self.whole(masks), self.links) if self.links else None, self.means, fit, *judged(margin, held, fit))
 
 # %% ../../nbs/904_circuits.search.ipynb #785c5ca7
 @contextmanager
