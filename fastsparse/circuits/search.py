@@ -173,13 +173,11 @@ class Circuit:
         "A `Circuit` from its file"
         return cls(**{k:v for k,v in torch.load(path, weights_only=True).items() if not k.startswith('__')})
 
-# %% ../../nbs/904_circuits.search.ipynb #b2845909
-@patch
-def masks(self:Circuit, inverse=False):
-    "A vector for each name: 1 for nodes of the circuit and 0 for others, or the inverse"
-    out = {k:torch.full_like(v, float(inverse)) for k,v in self.means.items()}
-    for k,i in self.nodes.items(): out[k][i] = float(not inverse)
-    return out
+    def masks(self, inverse=False):
+        "A vector for each name: 1 for nodes of the circuit and 0 for others, or the inverse"
+        out = {k:torch.full_like(v, float(inverse)) for k,v in self.means.items()}
+        for k,i in self.nodes.items(): out[k][i] = float(not inverse)
+        return out
 
 # %% ../../nbs/904_circuits.search.ipynb #92c33954
 class Heaviside(torch.autograd.Function):
