@@ -13,7 +13,8 @@ from ..train.callback import DynamicSparseTrainingCallback
 from ..contract import as_path,reading
 from ..masks.distributions import reads_scores
 from ..save.disk import read_tensors,whole_file
-from ..masks.selection import bits_to_mask,count_live,mask_to_bits
+from ..masks.selection import count_live
+from ..save.masks import bits_to_mask,mask_to_bits
 from ..train.engine import SparseEngine
 
 # %% ../../nbs/622_report.history.ipynb #cb1f876c

@@ -15,7 +15,8 @@ from fastcore.foundation import L
 from ..contract import as_path,base_opt,before_state,masked_params,reading,weight_of
 from .disk import read_tensors,whole_file
 from ..kernels.timing import tensors_in
-from ..masks.selection import bits_to_mask,count_live,live_places,mask_to_bits
+from ..masks.selection import count_live,live_places
+from .masks import bits_to_mask,mask_to_bits
 from ..weights.find import apply_masks,param_names
 from ..shards.weight import is_sharded
 from .masks import marks_of,masks_in,new_masks,taking_masks
