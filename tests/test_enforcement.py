@@ -4,7 +4,7 @@ import torch.nn.utils.prune as prune
 from fastai.basics import DataLoader,DataLoaders,Learner
 from fastai.optimizer import Adam,Lamb,OptimWrapper,ranger
 from fastsparse.all import *
-from fastsparse.masks.selection import mask_to_bits
+from fastsparse.save.masks import mask_to_bits
 from fastsparse.weights.optimizers import state_tensors
 from fastsparse.weights.hooks import mask_hooks,share_masks
 from fastsparse.prune.tickets import rewind

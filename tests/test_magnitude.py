@@ -1,7 +1,7 @@
 "Targets and masks by magnitude, beside plain sorting"
 import copy,math,numpy as np,pytest,torch
 from fastsparse.all import *
-from fastsparse.prune.magnitude import global_masks,layer_masks,plan_pruning,prune_by,prune_random
+from fastsparse.prune.magnitude import global_masks,layer_masks,plan_pruning,prune_by
 from functools import partial
 from helpers import *
 from hypothesis import given,settings,strategies as st
@@ -20,7 +20,7 @@ def test_targets_refused(target, what):
     "Law 10: value, range and way out, before anything changed, by every method"
     net,(x,y) = net_of(),data_of()
     state = copy.deepcopy(net.state_dict())
-    methods = [prune_magnitude, prune_random, partial(prune_snip, data=[(x,y)], loss_func=F.mse_loss), partial(prune_grasp, data=[(x,y)], loss_func=F.mse_loss),
+    methods = [prune_magnitude, partial(prune_snip, data=[(x,y)], loss_func=F.mse_loss), partial(prune_grasp, data=[(x,y)], loss_func=F.mse_loss),
         partial(prune_synflow, xb=x), partial(prune_wanda, data=[x]), partial(prune_sparsegpt, data=[x])]
     for f in methods:
         with pytest.raises(ValueError, match=what): f(net, target)
@@ -92,14 +92,6 @@ def test_large_groups_are_not_enumerated():
     w = layer.weight.detach().numpy().copy()
     prune_magnitude(layer, '16:64')
     assert np.array_equal(layer.weight_mask.numpy(), best_nm(w, 16, 64))
-
-def test_random_is_named_by_its_seed():
-    "Law 8: same seed, same masks"
-    nets = [net_of() for _ in range(3)]
-    for n,seed in zip(nets, (1,1,2)):
-        torch.rand(seed)
-        prune_random(n, .5, seed)
-    assert same_masks(masks_of(nets[0]), masks_of(nets[1])) and not same_masks(masks_of(nets[0]), masks_of(nets[2]))
 
 def test_scores_of_ones_own():
     "A function or a dict; wrong shapes and missing names are refused"

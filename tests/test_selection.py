@@ -1,7 +1,8 @@
 "From scores to masks. Counts are exact, ties go to the lowest index, NaN never wins"
 import hypothesis.extra.numpy as hnp, math, numpy as np, pytest, torch
-from fastsparse.masks.selection import bits_to_mask,cut_above,floor_product,highest,keyed_generator,live_places,lowest,mask_from_tensor,mask_to_bits,maybe_float,n_live,put_
+from fastsparse.masks.selection import cut_above,floor_product,highest,keyed_generator,live_places,lowest,mask_from_tensor,maybe_float,n_live,put_
 from fastsparse.masks.selection import sparse_mask,sparse_mask_like,sparsity_from_tensor,top_k_mask,zero_dead_
+from fastsparse.save.masks import bits_to_mask,mask_to_bits
 from helpers import *
 from hypothesis import given,settings,strategies as st
 from torch import nn

@@ -183,23 +183,19 @@ def _check_sparsegpt(goal):
     _check_finite(goal)
 
 # %% ../../nbs/713_prune.layerwise.ipynb #5f209db6
-@delegates(plan_pruning)
+@delegates(prune_wanda)
 def prune_sparsegpt(
     model, # A module, a `Learner`, or a folder that `save_pretrained` wrote
     sparsity, # As in `plan_pruning`; of structures only N:M along inputs
-    data=None, # `DataLoaders`, a loader, a dataset, an iterable of batches, or `f(model)`; by default those of the `Learner`
+    data=None, # As in `prune_wanda`
     block:int=128, # Columns that are pruned together, 1 or more
     damp:float=0.01, # Damping: this fraction of the mean diagonal of the Hessian is added to it, 0 or more
-    n_samples:int=256, # Examples to read, in whole batches
-    bs:int=32, # Batch size for a dataset
-    progress:bool=None, # Show a progress bar? None shows it if it takes long
-    to=None, # Folder to write the pruned model to, block by block; needed if its weights are on disk
-    **kwargs # `also`, `chosen` and `exclude`, as in `sparsify_model`
+    **kwargs # As in `prune_wanda`
 ): # A `HookHandle`, whose `remove()` ends enforcement; with `to` the folder
     "Prune, and adjust the live weights to keep each layer's outputs (SparseGPT, arXiv:2301.00774)"
     need_number('block', block, 1, whole=True)
     need_number('damp', damp, 0)
-    return prune_layerwise(model, sparsity, data, partial(_sparsegpt, block, damp), _check_sparsegpt, n_samples, bs, progress, to, **kwargs)
+    return prune_layerwise(model, sparsity, data, partial(_sparsegpt, block, damp), _check_sparsegpt, **kwargs)
 
 # %% ../../nbs/713_prune.layerwise.ipynb #5f2ed28e
 def fitting_mask(
@@ -286,21 +282,17 @@ def _refit(damp, goal, statistic):
     return tuple(_own_order(goal, t) for t in (mask,v))
 
 # %% ../../nbs/713_prune.layerwise.ipynb #d1bd970a
-@delegates(plan_pruning)
+@delegates(prune_wanda)
 def prune_refit(
     model, # A module, a `Learner`, or a folder that `save_pretrained` wrote
     sparsity, # As in `plan_pruning`
-    data=None, # `DataLoaders`, a loader, a dataset, an iterable of batches, or `f(model)`; by default those of the `Learner`
+    data=None, # As in `prune_wanda`
     damp:float=0.01, # Damping: this fraction of the mean diagonal of the Gram matrix is added to it, 0 or more
-    n_samples:int=256, # Examples to read, in whole batches
-    bs:int=32, # Batch size for a dataset
-    progress:bool=None, # Show a progress bar? None shows it if it takes long
-    to=None, # Folder to write the pruned model to, block by block; needed if its weights are on disk
-    **kwargs # `also`, `chosen` and `exclude`, as in `sparsify_model`
+    **kwargs # As in `prune_wanda`
 ): # A `HookHandle`, whose `remove()` ends enforcement; with `to` the folder
     "Prune, and fit the live weights to the outputs that each layer has in the dense network"
     need_number('damp', damp, 0)
-    return prune_layerwise(model, sparsity, data, partial(_refit, damp), _check_finite, n_samples, bs, progress, to, True, **kwargs)
+    return prune_layerwise(model, sparsity, data, partial(_refit, damp), _check_finite, beside=True, **kwargs)
 
 # %% ../../nbs/713_prune.layerwise.ipynb #2256f6e7
 def experts_of(

@@ -52,20 +52,16 @@ def grasp_scores(ps, losses):
     return [p.detach()*h for p,h in zip(ps, Hg)]
 
 # %% ../../nbs/714_prune.saliency.ipynb #d1934246
-@delegates(plan_pruning)
+@delegates(prune_snip)
 def prune_grasp(
     model, # A dense module or a `Learner`
     sparsity, # As in `plan_pruning`
     data=None, # As in `prune_snip`
     loss_func=None, # As in `prune_snip`
-    n_samples:int=256, # Examples to read, in whole batches
-    bs:int=32, # Batch size for a dataset
-    ranking=global_masks, # `global_masks` compares all layers, `layer_masks` prunes each to its sparsity
-    progress:bool=None, # Show a progress bar? None shows it if it takes long
-    **kwargs # `also`, `chosen` and `exclude`, as in `sparsify_model`
+    **kwargs # As in `prune_snip`
 ): # A `HookHandle`, whose `remove()` ends enforcement
     "Prune the weights that the gradient flow needs least, before training (GraSP, arXiv:2002.07376)"
-    return _prune_by_loss(grasp_scores, model, sparsity, data, loss_func, n_samples, bs, ranking, progress, **kwargs)
+    return _prune_by_loss(grasp_scores, model, sparsity, data, loss_func, **kwargs)
 
 # %% ../../nbs/714_prune.saliency.ipynb #5023d5f7
 def _positive_copy(model):
@@ -169,7 +165,7 @@ def scores_by_loss(score, model, ps, data=None, loss_func=None, n_samples=256, b
         for p in frozen: p.requires_grad_(False)
 
 # %% ../../nbs/714_prune.saliency.ipynb #eafe2a52
-def _prune_by_loss(score, model, sparsity, data, loss_func, n_samples, bs, ranking, progress, **kwargs):
+def _prune_by_loss(score, model, sparsity, data, loss_func, n_samples=256, bs=32, ranking=global_masks, progress=None, **kwargs):
     plan = plan_pruning(model, sparsity, **kwargs)
     scores = scores_by_loss(score, model, [o.p for o in plan], data, loss_func, n_samples, bs, progress)
     return prune_by(model, {o.name:s for o,s in zip(plan, scores)}, plan, ranking)
