@@ -185,8 +185,6 @@ def serve(self:Weight, tally=None):
     self.dense_history = tally is not None and tally.method.dense_history
     if tally is not None: return
     self.store.ask_dense(False)
-    mask_grads([self])
-    self.project()
 
 # %% ../../nbs/202_weights.weight.ipynb #813b50c1
 @patch
