@@ -3,8 +3,8 @@ from .core.registry import declares
 from .masks.selection import sparse_mask,sparse_mask_like,mask_from_tensor,sparsity_from_tensor,maybe_float,top_k_mask
 from .masks.schedules import Interval,Schedule,CubicSchedule,FreqSchedule
 from .masks.structures import NM,FanIn,Block,as_structure
-from .masks.scores import random_score,weight_magnitude,gradient_magnitude,gradient_momentum,gradient_saliency
-from .masks.scores import MeanGradient,fisher_saliency,SampledGradient,momentum_redistribution,gradient_redistribution
+from .masks.scores import random_score,weight_magnitude,gradient_magnitude,gradient_momentum,fisher_saliency
+from .masks.scores import SampledGradient,momentum_redistribution
 from .masks.distributions import uniform_sparsity,first_layer_dense_uniform,erdos_renyi_sparsity
 from .special.distributions import layers_dense,global_sparsity,balanced_flops_sparsity,given_sparsity
 from .weights.find import sparse_params,apply_masks
@@ -22,7 +22,7 @@ from .train.loop import DynamicSparseTraining
 from .train.growth import given_value
 from .train.presets import SET_presets,SNFS_presets,RigL_presets
 from .methods.presets import methods_table
-from .methods.parts import MagnitudePlusGradient
+from .methods.parts import MagnitudePlusGradient,gradient_saliency,MeanGradient,gradient_redistribution
 from .save.rules import configure
 from .save.load import load_sparse,save_sparse
 from .deploy.compact import pack

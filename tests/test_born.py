@@ -148,7 +148,7 @@ def some():
 
 refused = {'no_initialisation':(Scale, {}, r'^by is on the meta device, and Scale has no reset_parameters\(\)'),
     'no_product':(lambda: nn.Sequential(nn.Linear(12,12), nn.GRU(12,12)), {}, r"^1.weight_ih_l0 is on the .*no sparse product in GRU.*exclude='1.weight_ih_l0'"),
-    'batch':(net, dict(xb=torch.ones(2,12)), '^xb measures'), 'global':(net, dict(sparse_f='global'), '^sparse_f compares the weights of all layers'),
+    'batch':(net, dict(xb=torch.ones(2,12)), '^xb measures'), 'global':(net, dict(sparse_f='global'), 'is on the meta device and has no values'),
     'some_values':(some, {}, '^2.weight is on the meta device and has no values'), 'structure':(net, dict(structure='2:5'), '^0.weight')}
 
 @pytest.mark.parametrize('make,kwargs,text', refused.values(), ids=refused)

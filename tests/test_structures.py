@@ -390,10 +390,8 @@ def test_legal_by_hand(text, mask, legal):
 # --- refusals
 
 ones = torch.ones(4,8).bool()
-refusals = [(lambda text=text: as_structure(text).move(ones, None, None, 33, 16), 'n_drop is 33.* from 0 to 32') for text in ('unstructured','2:4','fan-in','block 2x4')]
-refusals += [(lambda text=text: as_structure(text).count((4,8), 33), '33') for text in ('unstructured','2:4')]
-refusals += [(lambda text=text: as_structure(text).top(torch.rand(4,8), 15), 'not legal.*count') for text in ('2:4','fan-in','block 2x4')]
-refusals += [(lambda: as_structure('2:4').move(ones, None, None, 0, 17), 'not legal.*count'), (lambda: as_structure('fan-in').count((4,8), -1), '-1')]
+refusals = [(lambda text=text: as_structure(text).count((4,8), 33), '33') for text in ('unstructured','2:4')]
+refusals += [(lambda: as_structure('fan-in').count((4,8), -1), '-1')]
 refusals += [(lambda x=x: as_structure(x), 'must be None, a Structure, or a text such as') for x in ('', '2;4', '2:4 axis', '2:4 axis x', 'a 2:4', 'block 16', 'block 16x', 'kernels sum', 'fan-in ablate',
     'transposable 2:4', 'output groups', 'sparse', '2:4 pad flat', True, .5, 0, [2,4], b'2:4', torch.tensor(1))]
 refusals += [(partial(f, *args), None) for f,*args in ((NM,4,2), (NM,-1,4), (NM,2.5,4), (NM,True,4), (NM,2,4,0,True),

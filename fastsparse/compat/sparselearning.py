@@ -11,8 +11,9 @@ from ..contract import need_choice
 from .cerebras import CosineDecaySchedule,LinearSchedule
 from ..masks.distributions import erdos_renyi_sparsity,first_layer_dense_uniform
 from ..masks.schedules import CubicSchedule
-from ..masks.scores import gradient_magnitude,gradient_momentum,gradient_redistribution,momentum_redistribution
-from ..masks.scores import nonzero_redistribution,random_score,weight_magnitude
+from ..masks.scores import gradient_magnitude,gradient_momentum,momentum_redistribution
+from ..masks.scores import random_score,weight_magnitude
+from ..methods.parts import gradient_redistribution,nonzero_redistribution
 from functools import partial
 
 # %% ../../nbs/832_compat.sparselearning.ipynb #83bbe2f9

@@ -4,10 +4,9 @@
 
 # %% auto #0
 __all__ = ['update_due', 'cosine_drop', 'Interval', 'Time', 'steps', 'samples', 'epochs', 'as_time', 'in_steps', 'first_step',
-           'check_order', 'Schedule', 'between', 'CubicSchedule', 'PiecewiseSchedule', 'ConstantSchedule',
-           'CyclingSchedule', 'FunctionSchedule', 'PositionSchedule', 'schedule_kinds', 'make_schedule', 'min_max_end',
-           'fraction_at', 'FreqSchedule', 'ListSchedule', 'FunctionUpdateSchedule', 'update_steps',
-           'make_update_schedule', 'cubic_path']
+           'Schedule', 'between', 'CubicSchedule', 'ConstantSchedule', 'CyclingSchedule', 'FunctionSchedule',
+           'PositionSchedule', 'schedule_kinds', 'make_schedule', 'min_max_end', 'fraction_at', 'FreqSchedule',
+           'ListSchedule', 'FunctionUpdateSchedule', 'update_steps', 'make_update_schedule', 'cubic_path']
 
 # %% ../../nbs/102_masks.schedules.ipynb #d57c6399
 import math
@@ -108,14 +107,9 @@ def in_steps(t, name='time', **run):
 # %% ../../nbs/102_masks.schedules.ipynb #942592d4
 def first_step(t): return math.ceil(t-1e-6)
 
-def check_order(ts, name):
-    "Raise a `ValueError` if one of `ts` is later than the next, where their units show it"
-    for a,b in zip(ts, ts[1:]):
-        if _needs.get(type(a))==_needs.get(type(b)) and a>b: raise ValueError(f"{name} are {a!r} and {b!r}, "
-            "and must be in order")
 
 # %% ../../nbs/102_masks.schedules.ipynb #5da96a1f
-_times,_lengths = tuple[Time,...],('freq','period','half_period','phase')  # lengths must be above 0
+_times = tuple[Time,...]
 
 def _field(x, kind, name):
     "`x` as the type of its field says"
@@ -129,27 +123,14 @@ def _field(x, kind, name):
 class Schedule:
     "A number for each step; a subclass defines `at(step, n_updates)`"
     returns = float  # or bool, of schedules that say when to update
+    bound = cached_property(lambda self: self.bind())  # an error that says what to bind, unless all times are in steps
     def __post_init__(self):
         for f in fields(self):
             x = _field(getattr(self, f.name), f.type, self._name(f.name))
-            if f.name in _lengths: need_number(self._name(f.name), x, 0, above=True)
             object.__setattr__(self, f.name, x)
-        times = self.time_fields()
-        if self.returns is bool or not {'start','stop'}<=set(times): return
-        check_order((times['start'],times['stop']), self._name('start and stop'))
 
     def _name(self, k): return f"{type(self).__name__}'s {k}"
 
-    def time_fields(self) -> dict:
-        "Its fields that hold times, by name"
-        held = {f.name: getattr(self, f.name) for f in fields(self) if f.type in (Time, Time|None, _times)}
-        return {k: t for k,t in held.items() if t is not None}
-
-    @cached_property
-    def unbound(self):
-        "The first time that is not in steps and its name, or None"
-        times = self.time_fields().items()
-        return first((t, self._name(k)) for k,ts in times for t in tuplify(ts) if type(t) in _needs)
 
 # %% ../../nbs/102_masks.schedules.ipynb #dc0603ab
 @patch
@@ -160,8 +141,11 @@ def bind(self:Schedule,
 ): # The same schedule with all times in steps, not rounded
     "Convert all times to steps"
     run = dict(n_steps=n_steps, batch_size=batch_size, steps_per_epoch=steps_per_epoch)
-    def in_run(t, name): return tuple(in_run(o, name) for o in t) if isinstance(t, tuple) else in_steps(t, name, **run)
-    return replace(self, **{k:in_run(t, self._name(k)) for k,t in self.time_fields().items()})
+    def in_run(t, name):
+        if isinstance(t, tuple): return tuple([in_run(each, name) for each in t])
+        return None if t is None else in_steps(t, name, **run)
+    times = [f.name for f in fields(self) if f.type in (Time, Time|None, _times)]
+    return replace(self, **{k:in_run(getattr(self, k), self._name(k)) for k in times})
 
 # %% ../../nbs/102_masks.schedules.ipynb #d16fa32a
 @patch
@@ -170,8 +154,7 @@ def __call__(self:Schedule,
     n_updates:int=0, # Updates of the topology so far
 ): # Float or bool
     "The value at `step`"
-    if self.unbound: in_steps(*self.unbound)  # an error that says what to bind
-    try: res = self.returns(self.at(step, n_updates))
+    try: res = self.returns(self.bound.at(step, n_updates))
     except OverflowError: res = math.inf
     if not math.isfinite(res): raise ValueError(f"{self} gives {res} at step {step}, "
         "and must give a finite number")
@@ -195,24 +178,10 @@ class CubicSchedule(Schedule):
         need_number(self._name('power'), self.power, 0, above=True)
 
     def at(self, step, n_updates):
+        if self.start>self.stop: raise ValueError(f"{self} must start before it stops")
         if step<self.start: return self.init
         if step>=self.stop: return self.end
         return between(self.init, self.end, 1-(1-(step-self.start)/(self.stop-self.start))**self.power)
-
-# %% ../../nbs/102_masks.schedules.ipynb #e09e9b4f
-@dataclass(frozen=True)
-class PiecewiseSchedule(Schedule):
-    "Constant values, one after the other"
-    values:tuple[float,...] # One more than `times`
-    times:_times # When each next value begins, in order
-    def __post_init__(self):
-        super().__post_init__()
-        check_order(self.times, self._name('times'))
-        if len(self.values)!=len(self.times)+1:
-            raise ValueError(f"PiecewiseSchedule has {len(self.values)} values and {len(self.times)} "
-                "times, and needs one value more than times")
-
-    def at(self, step, n_updates): return self.values[sum(step>=first_step(t) for t in self.times)]
 
 # %% ../../nbs/102_masks.schedules.ipynb #6566cb97
 @dataclass(frozen=True)
@@ -287,11 +256,11 @@ class FreqSchedule(Schedule):
     start:Time=0 # The first update
     stop:Time|None=None # The first step without updates; None is no end
     returns = bool
-    def __post_init__(self):
-        super().__post_init__()
-        if self.unbound: return
-        vars(self).update(freq=max(round(self.freq), 1), start=first_step(self.start))
-        if self.stop is not None: vars(self).update(stop=first_step(self.stop))
+    def bind(self, **run):
+        bound = super().bind(**run)
+        need_number(self._name('freq'), bound.freq, 0, above=True)
+        stop = None if bound.stop is None else first_step(bound.stop)
+        return replace(bound, freq=max(round(bound.freq), 1), start=first_step(bound.start), stop=stop)
 
     def at(self, step, n_updates): return step in range(self.start, ifnone(self.stop, step+1), self.freq)
 
@@ -301,9 +270,9 @@ class ListSchedule(Schedule):
     "Updates at the steps of a list"
     steps:_times # Times, in any order
     returns = bool
-    def __post_init__(self):
-        super().__post_init__()
-        if not self.unbound: vars(self).update(steps=tuple(sorted({first_step(t) for t in self.steps})))
+    def bind(self, **run):
+        bound = super().bind(**run)
+        return replace(bound, steps=sorted({first_step(t) for t in bound.steps}))
 
     def at(self, step, n_updates): return step in self.steps
 

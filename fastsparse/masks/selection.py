@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['n_live', 'floor_product', 'sparse_mask', 'sparse_mask_like', 'count_live', 'mask_from_tensor', 'sparsity_from_tensor',
            'maybe_float', 'live_places', 'above', 'cut_above', 'highest', 'lowest', 'local_part', 'put_', 'top_k_mask',
-           'highest_in_rows', 'zero_dead_', 'keyed_generator', 'mask_to_bits', 'bits_to_mask']
+           'highest_in_rows', 'zero_dead_', 'keyed_generator']
 
 # %% ../../nbs/100_masks.selection.ipynb #f644f8eb
 import hashlib,math,numpy as np,torch
@@ -256,20 +256,3 @@ def keyed_generator(
     "A generator for one random choice; equal arguments give equal draws"
     key = hashlib.blake2b(f'{seed},{index},{update}'.encode(), digest_size=8).digest()
     return torch.Generator().manual_seed(int.from_bytes(key, 'little'))
-
-# %% ../../nbs/100_masks.selection.ipynb #512f00e8
-def mask_to_bits(mask) -> torch.Tensor:
-    "Pack `mask` into a `uint8` vector, eight weights a byte, row-major; the last byte is padded with zeros"
-    return torch.from_numpy(np.packbits(mask.detach().cpu().numpy())).to(mask.device)
-
-def bits_to_mask(
-    bits:torch.Tensor, # What `mask_to_bits` returned
-    shape, # The mask's shape
-) -> torch.Tensor: # Bool tensor
-    "Unpack a mask of `shape` from `bits`"
-    n = math.prod(shape)
-    if bits.dtype!=torch.uint8 or bits.shape!=(-(-n//8),):
-        raise ValueError(f"the bits are a tensor of {str(bits.dtype).removeprefix('torch.')} of shape "
-            f"{tuple(bits.shape)}, and those of a mask of shape {tuple(shape)} must be one of "
-            f"uint8 of shape ({-(-n//8)},)")
-    return torch.from_numpy(np.unpackbits(bits.cpu().numpy(), count=n)).bool().view(shape).to(bits.device)

@@ -116,11 +116,8 @@ def count(self:Structure,
 # %% ../../nbs/103_masks.structures.ipynb #450378e7
 @patch
 def units_per_group(self:Structure, shape, n):
-    "The number of live units of each group if `n` weights live; a `ValueError` unless `n` is legal"
-    k = max(self.nearest_units(shape, n), self.least)
-    if self.n_weights(shape, k)==n: return k
-    raise ValueError(f"{n} live weights in a parameter of shape {tuple(shape)} are not legal for "
-        f"{self}: take count(shape, {n})")
+    "The number of live units of each group if `n` weights live, or the nearest legal number"
+    return max(self.nearest_units(shape, n), self.least)
 
 # %% ../../nbs/103_masks.structures.ipynb #d844d368
 _reductions = dict(mean=lambda x: x.abs().mean(-1), max=lambda x: x.abs().amax(-1), min=lambda x: x.abs().amin(-1),
@@ -174,15 +171,13 @@ def move(self:Structure,
     # Function of the mask of the kept weights that returns grow scores of the parameter's shape; the highest grow. If it has a method
     # `drawn`, that returns some indices and their scores. With None nothing grows
     grow_f,
-    n_drop:int, # Live weights to drop, from 0 to all
+    n_drop:int, # Live weights to drop
     n:int, # Live weights afterwards, a legal number; without `grow_f` there may be fewer
 ) -> tuple: # Indices of the dropped and of the grown weights, row-major and ascending
     "One update: drop `n_drop` live weights and any that a group has above its share, then grow until `n` live"
-    k,live = self.units_per_group(mask.shape, n),count_live(mask)
-    need_number('n_drop', n_drop, 0, live)
-    if n_drop or n!=live: return self.move_units(mask, keep_f, grow_f, n_drop, k)
-    none = mask.new_empty(0, dtype=torch.long)
-    return none,none
+    k,none = self.units_per_group(mask.shape, n),mask.new_empty(0, dtype=torch.long)
+    if not n_drop and n==count_live(mask): return none,none
+    return self.move_units(mask, keep_f, grow_f, n_drop, k)
 
 # %% ../../nbs/103_masks.structures.ipynb #afbb73e8
 def places_of(mask): return live_places(mask.reshape(-1))
@@ -252,12 +247,9 @@ class Unstructured(Structure):
         need_number('n', n, 0, math.prod(shape))
         return n
 
-    def units_per_group(self, shape, n):
-        is_legal = n==int(n) and 0<=n<=math.prod(shape)
-        return n if is_legal else super().units_per_group(shape, n)
-
+    def units_per_group(self, shape, n): return n
     def legal(self, mask): return True
-    def top(self, score, n): return top_k_mask(score.detach(), self.units_per_group(score.shape, n))
+    def top(self, score, n): return top_k_mask(score.detach(), n)
 
 # %% ../../nbs/103_masks.structures.ipynb #578594ad
 def lowest_live(mask, live, keep_f, n):

@@ -8,9 +8,10 @@ __all__ = ['GraNet_presets', 'MEST_presets', 'SoftMEST_presets', 'SRigL_presets'
 # %% ../../nbs/701_methods.presets.ipynb #44ca3efe
 from ..contract import Method,parts_of
 from ..special.distributions import global_sparsity
-from ..masks.schedules import cubic_path,FreqSchedule,Interval,PiecewiseSchedule
+from ..masks.schedules import cubic_path,FreqSchedule,Interval
 from ..masks.scores import gradient_magnitude,random_score,weight_magnitude
-from .parts import acdc_path,drop_of_target,dsd_path,MagnitudePlusGradient,output_magnitude,soft_bound_path
+from .parts import acdc_path,drop_of_target,dsd_path,MagnitudePlusGradient,output_magnitude,PiecewiseSchedule
+from .parts import soft_bound_path
 from ..train.growth import reset_state
 from ..train.method import register_method
 from ..train.presets import RigL_presets

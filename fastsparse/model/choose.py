@@ -95,18 +95,21 @@ def why_dense(
     adapters=(), # From `adapters_of`
 ) -> str: # Empty if it becomes sparse
     "Why a parameter is left dense"
-    p,modules = owners[0].p,[o.module for o in owners]
-    kind = type(modules[0]).__name__
-    if any([getattr(o, 'requires_dense', False) for o in (p, *modules)]): return 'requires_dense'
-    if any([isinstance(m, never_sparse) for m in modules]):
-        return 'embedding or norm' if len(owners)==1 else 'shared with an embedding or norm'
-    if any([id(m) in adapters for m in modules]): return 'adapter'
-    layers = [(layer_of(o.module), o.attr) for o in owners]
-    layers = [(layer, attr) for layer,attr in layers if layer is not None and layer.default]
-    if not layers: return f'in {kind}'
-    if all([o.attr.startswith('bias') for o in owners]): return 'bias'
+    p,kind = owners[0].p,type(owners[0].module).__name__
+    is_known,is_bias,is_weight = False,True,False
+    for o in owners:
+        m,layer = o.module,layer_of(o.module)
+        if getattr(m, 'requires_dense', False) or getattr(p, 'requires_dense', False): return 'requires_dense'
+        if isinstance(m, never_sparse): return 'embedding or norm' if len(owners)==1 else 'shared with an embedding or norm'
+        if id(m) in adapters: return 'adapter'
+        is_bias = is_bias and o.attr.startswith('bias')
+        if layer is None or not layer.default: continue
+        is_known = True
+        is_weight = is_weight or layer.has(o.attr)
+    if not is_known: return f'in {kind}'
+    if is_bias: return 'bias'
     if p.ndim<2: return 'fewer than two dimensions'
-    if not any([layer.has(attr) for layer,attr in layers]): return f'no weight of {kind}'
+    if not is_weight: return f'no weight of {kind}'
     if not p.is_floating_point(): return f'of type {p.dtype}'
     return 'constant' if is_constant(p) else ''
 

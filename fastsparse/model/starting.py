@@ -11,7 +11,7 @@ __all__ = ['structure_of', 'structure_to_keep', 'misfits', 'need_structure', 'wi
 import operator,torch
 import torch.distributed as dist
 from fastcore.basics import *
-from ..core.checks import need_fraction,need_number
+from ..core.checks import need_fraction
 from ..core.patterns import settings_of
 from ..core.registry import call_with,declares,get_part,needs_of,parts_of,register_part,same_needs
 from ..masks.apportion import lift_counts,live_counts,whole_up
@@ -19,6 +19,7 @@ from ..masks.distributions import first_layer_dense_uniform,reads_scores,uniform
 from ..masks.scores import random_score,weight_magnitude
 from ..masks.selection import count_live,keyed_generator,mask_from_tensor
 from ..masks.structures import as_structure,Block,Structure,Unstructured
+from .choose import need_values
 from .layers import axes_of
 from ..weights.find import masked_params
 from ..weights.weight import gathered
@@ -92,8 +93,7 @@ def layer_counts(
     "The number of live weights of each parameter"
     ps = [o.p for o in params]
     if reads_scores(sparse_f):
-        if any([p.is_meta for p in ps]): raise ValueError("sparse_f compares the weights of all layers, "
-            "and on the meta device there are none: take another, such as 'erk'")
+        need_values(**{o.name:o.p for o in params})
         ps = [gathered(p) for p in ps]
     known = dict(names=[o.name for o in params], axes=[axes_of(o.module, o.attr) for o in params], structure=structure)
     shares = call_with(sparse_f, ps, sparsity, **known, **extras)
@@ -160,7 +160,6 @@ def draw_seed(
     seed:int=None, # A seed, or None to draw one
 ) -> int: # `seed`, or a number from torch's generator; rank 0's in a process group
     "A seed that is the same on all ranks"
-    if seed is not None and not hasattr(seed, '__index__'): need_number('seed', seed, 0, whole=True)
     if seed is not None: return operator.index(seed)
     box = [int(torch.randint(2**62, (), device='cpu'))]
     if dist.is_available() and dist.is_initialized(): dist.broadcast_object_list(box, src=0)

@@ -13,7 +13,8 @@ from ..train.callback import DynamicSparseTrainingCallback
 from ..contract import as_path,reading
 from ..masks.distributions import reads_scores
 from ..save.disk import read_tensors,whole_file
-from ..masks.selection import bits_to_mask,count_live,mask_to_bits
+from ..masks.selection import count_live
+from ..save.masks import bits_to_mask,mask_to_bits
 from ..train.engine import SparseEngine
 
 # %% ../../nbs/622_report.history.ipynb #cb1f876c
@@ -266,16 +267,15 @@ class SparseStatus:
         head = f"step {self.step}, {self.n_updates} updates, {due}, drop fraction {self.drop_fraction:.3f}"
         return f"{head}\n{self.df.to_string(index=False)}"
 
-# %% ../../nbs/622_report.history.ipynb #b9a250b6
-@patch(as_prop=True)
-def sparsity(self:SparseStatus) -> float:
-    "Fraction dead of all weights under masks"
-    return 1-self.n_live/self.n_weights
+    @property
+    def sparsity(self) -> float:
+        "Fraction dead of all weights under masks"
+        return 1-self.n_live/self.n_weights
 
-@patch(as_prop=True)
-def target_sparsity(self:SparseStatus) -> float:
-    "Fraction of all weights under masks that should be dead"
-    return 1-self.n_target/self.n_weights
+    @property
+    def target_sparsity(self) -> float:
+        "Fraction of all weights under masks that should be dead"
+        return 1-self.n_target/self.n_weights
 
 # %% ../../nbs/622_report.history.ipynb #261fcb0a
 @patch

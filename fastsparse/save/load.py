@@ -16,7 +16,8 @@ from fastcore.foundation import L
 from ..contract import as_path,before_state,decide,enforce_masks,masked_params,module_of,need_masks,need_package,reading
 from .shapes import cut_copy,cut_like,cuts_for
 from .disk import check_archive,need_stored,whole_file
-from ..masks.selection import bits_to_mask,mask_to_bits,sparsity_from_tensor
+from ..masks.selection import sparsity_from_tensor
+from .masks import bits_to_mask,mask_to_bits
 from ..weights.find import apply_masks,refuse_learned
 from ..weights.hooks import HookHandle
 from .masks import marks_of,masks_in,taking_masks

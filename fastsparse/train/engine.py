@@ -347,7 +347,10 @@ def remove(self:SparseEngine):
     "Detach from the model, which then trains with fixed masks"
     self.attached = False
     self.live.end()
-    for tally in self.moving: tally.weight.serve()
+    for tally in self.moving:
+        tally.weight.serve()
+        mask_grads([tally.weight])
+        tally.weight.project()
     if self.own is None: return
     self.own.remove()
     for hook in mask_hooks(self.model): hook.attach(hook.root() if hook.root else self.model)

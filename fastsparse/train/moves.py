@@ -190,9 +190,10 @@ def finite_grads(opt, weights=()):
 
 def all_finite(grads):
     "Are all values of some tensors finite?"
-    values = [t for g in grads if (t := stored_values(g)).numel()]
-    ends = [t.to(values[0].device) for g in values for t in g.aminmax()]
-    return not ends or bool(torch.stack(ends).isfinite().all())
+    ends = [t for g in map(stored_values, grads) if g.numel() for t in g.aminmax()]
+    if not ends: return True
+    together = torch.stack([t.to(ends[0].device) for t in ends])
+    return all(map(math.isfinite, together.tolist()))
 
 def stored_values(g):
     "The values that `g` stores, as a plain tensor of real numbers"

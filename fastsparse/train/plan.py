@@ -67,6 +67,8 @@ class Tally:
     def n(self): return self.shape.numel()
     @cached_property
     def structure(self): return structure_of(self.method.structure, self.weight)
+    @property
+    def unit(self): return self.structure.n_weights(self.shape, 1)
     @cached_property
     def axes(self): return axes_of(self.weight.module, self.weight.attr)
 
@@ -115,13 +117,6 @@ def round_up_to_legal(self:Tally, n):
     "The legal count nearest to `n`, or the smallest one that the structure allows"
     least = 1-ifnone(self.structure.sparsity, 1)
     return self.nearest_legal_count(max(n, whole_up(least*self.n)))
-
-@patch
-def adjacent_counts(self:Tally, n, way):
-    "The next legal count above (`way=1`) or below (`way=-1`) the count `n`, as a list of at most one"
-    structure,shape = self.structure,self.shape
-    k = structure.units_per_group(shape, n)+way
-    return [structure.n_weights(shape, k)] if structure.least<=k<=structure.group_size(shape) else []
 
 # %% ../../nbs/401_train.plan.ipynb #3e066185
 @patch
