@@ -12,7 +12,7 @@ rooms = {  # and the tests of each, those that are likely to notice first
     'masks.selection': 'selection', 'masks.structures': 'structures', 'masks.distributions': 'distributions', 'masks.apportion': 'apportion', 'masks.schedules': 'schedules',
     'masks.scores': 'scores',
     'weights.optimizers': 'scores growth', 'weights.gradient': 'weights', 'weights.weight': 'sparsify layers enforcement weights', 'weights.find': 'weights', 'weights.guard': 'enforcement weights', 'weights.hooks': 'sparsify enforcement',
-    'model.layers': 'init layers sparsify', 'model.running': 'init sparsify', 'model.init': 'init', 'model.choose': 'layers sparsify', 'model.trained': 'init',
+    'model.layers': 'init layers sparsify', 'model.running': 'init sparsify', 'model.init': 'init', 'model.choose': 'layers sparsify constants', 'model.trained': 'init',
     'model.starting': 'sparsify init', 'model.buffers': 'sparsify enforcement copies', 'model.sparsify': 'sparsify enforcement layers', 'report.summary': 'sparsify init face',
     'train.method': 'method presets refusals', 'train.plan': 'outlook updates growth laws engine calls refusals', 'train.begin': 'calls refusals enforcement engine', 'train.moves': 'updates engine',
     'train.engine': 'method updates init engine presets runs', 'train.loop': 'engine resume', 'train.growth': 'growth updates fit', 'train.presets': 'presets',

@@ -715,9 +715,10 @@ def trained_beside_forwards(live, others):
     assert not errors
     return [t+0 for t in m.state_dict().values()]
 
-@pytest.mark.parametrize('live', [False,True])
-def test_a_forward_in_another_thread_changes_nothing(live):
+@pytest.mark.parametrize('live,compiled', [(False,True), (True,True), (False,False)])
+def test_a_forward_in_another_thread_changes_nothing(live, compiled, monkeypatch):
     "It projects weights while they are stepped, moved and differentiated: no step is lost, no move made twice, and no hook taken from under a backward"
+    if not compiled: monkeypatch.setattr('fastsparse.live.projection._kernel_for', lambda size: None)  # as without Numba
     old = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try: assert all(a.equal(b) for a,b in zip(trained_beside_forwards(live, True), trained_beside_forwards(live, False)))

@@ -36,6 +36,38 @@ class Birth:
         if xb is not None:
             raise ValueError("xb measures the signal of dense weights, and a model on the meta device has none: leave it out")
 
+    def fill(self, m, masks_of, key, fans, is_random):
+        "Give the module `m` values, masks and live storage"
+        torch.default_generator.manual_seed(key)
+        if not is_random: initialiser(m)()
+        masks = masks_of(m)
+        if is_random: initialiser(m)()  # until here the weight takes no memory
+        for o,mask in masks: register_mask(o, mask, fans)
+        for w in (w for w in masked_params(m) if w.module is m and 4*w.n_live()<=w.mask.numel()):
+            w.project()
+            store_live(w)
+
+    def __call__(self, seed, fans, is_random):
+        "Fill all layers"
+        modules = list(enumerate(self.model.modules()))
+        made = {}
+        was = [(tensors, dict(tensors)) for _,m in modules for tensors in (m._parameters,m._buffers)]
+        def masks_of(m):
+            own = [(o._replace(p=getattr(m, o.attr)), make) for o,make in zip(self.plan.params, self.plan.makers) if o.module is m]
+            return [(o, make(o)) for o,make in own]
+        try:
+            with torch.device('cpu'), torch.random.fork_rng(devices=[]):
+                for i,m in reversed(modules):
+                    found = unset(m)
+                    for tensors,k,t in found: tensors[k] = made[id(t)] = made[id(t)] if id(t) in made else with_values(t)
+                    if found: self.fill(m, masks_of, keyed_generator(seed, -1-i).initial_seed(), fans, is_random)
+        except BaseException:
+            for _,m in modules: vars(m).pop('_weights', None)
+            for tensors,old in was:
+                tensors.clear()
+                tensors.update(old)
+            raise
+
 # %% ../../nbs/519_live.born.ipynb #688a2728
 def with_values(
     t:torch.Tensor, # A tensor or parameter on the meta device
@@ -46,39 +78,5 @@ def with_values(
     vars(new).update(vars(t))
     return new
 
-@patch
-def fill(self:Birth, m, masks_of, key, fans, is_random):
-    "Give the module `m` values, masks and live storage"
-    torch.default_generator.manual_seed(key)
-    if not is_random: initialiser(m)()
-    masks = masks_of(m)
-    if is_random: initialiser(m)()  # until here the weight takes no memory
-    for o,mask in masks: register_mask(o, mask, fans)
-    for w in (w for w in masked_params(m) if w.module is m and 4*w.n_live()<=w.mask.numel()):
-        w.project()
-        store_live(w)
-
 # %% ../../nbs/519_live.born.ipynb #238624f2
-@patch
-def __call__(self:Birth, seed, fans, is_random):
-    "Fill all layers"
-    modules = list(enumerate(self.model.modules()))
-    made = {}
-    was = [(tensors, dict(tensors)) for _,m in modules for tensors in (m._parameters,m._buffers)]
-    def masks_of(m):
-        own = [(o._replace(p=getattr(m, o.attr)), make) for o,make in zip(self.plan.params, self.plan.makers) if o.module is m]
-        return [(o, make(o)) for o,make in own]
-    try:
-        with torch.device('cpu'), torch.random.fork_rng(devices=[]):
-            for i,m in reversed(modules):
-                found = unset(m)
-                for tensors,k,t in found: tensors[k] = made[id(t)] = made[id(t)] if id(t) in made else with_values(t)
-                if found: self.fill(m, masks_of, keyed_generator(seed, -1-i).initial_seed(), fans, is_random)
-    except BaseException:
-        for _,m in modules: vars(m).pop('_weights', None)
-        for tensors,old in was:
-            tensors.clear()
-            tensors.update(old)
-        raise
-
 register_part('birth', Birth)
