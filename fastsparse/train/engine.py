@@ -267,9 +267,9 @@ def prepare(self:SparseEngine,
     "Ask for the dense gradients of the next batch if an update will read them"
     for group in self.groups:
         method = group.method
-        soon = update or accumulating or group.pending is not None or any(map(group.is_due, range(self.last_t+1, t+1)))
-        needed = soon and method.grows and (method.n_dense>0 or not method.replaces)  # which steps grown weights, too
-        needed = needed or any([average.dense for average in group.collecting(t)])
+        is_due = update or group.pending is not None or any(map(group.is_due, range(self.last_t+1, t+1)))
+        reads = method.grows and (method.n_dense>0 or not method.replaces)  # a step that isn't replaced steps grown weights, too
+        needed = reads and (is_due or accumulating) or any([average.dense for average in group.collecting(t)])
         if needed or group.wants_dense is not False: group.ask_dense(needed)
 
 @patch
@@ -396,7 +396,8 @@ def state_checksum(state, keys=_in_checksum):
 def facts(state):
     "What a run must have in common with one that continues it"
     settings = [method['settings'] for method in state['methods']]
-    each = {k:', '.join([str(own.get(k)) for own in settings]) for k in merge(*settings) if k!='mask_init'}
+    each = {k:', '.join([str(own.get(k)) for own in settings]) for k in merge(*settings)}
+    each.pop('mask_init', None)
     parameters = [(slot['name'], slot['size']) for slot in state['slots']]
     return dict(each, n_steps=state['n_steps'], parameters=parameters, methods=len(settings))
 
@@ -418,8 +419,8 @@ def check_same_run(engine, state):
         "build and sparsify the model, and make the engine, as in the run that was saved, or begin a new run")
     last = state['last_t']
     sums = [state_checksum(state), state_checksum(state, _in_checksum[:-3])]  # the second was that of earlier versions
-    if state['checksum'] not in sums or state.get('t', last+1) not in (max(last, 0), last+1): raise ValueError("the "
-        "state was changed after it was saved: its checksum or its numbers don't fit")
+    fits = state['checksum'] in sums and state.get('t', last+1) in (max(last, 0), last+1)
+    if not fits: raise ValueError("the state was changed after it was saved: its checksum or its numbers don't fit")
 
 # %% ../../nbs/404_train.engine.ipynb #14108ba8
 @patch
