@@ -1,8 +1,9 @@
 "Starting masks: evenly spaced, or those of another model"
-import math, pickle, pytest, torch
+import math, pytest, torch
 from fastai.basics import DataLoader,DataLoaders,Learner,MSELossFlat
 from fastsparse.all import *
 from fastsparse.masks.selection import count_live,keyed_generator,n_live
+from fastsparse.save.load import read_file
 from fastsparse.special.starts import checkerboard,masks_like
 from fastsparse.weights.find import masked_params
 from helpers import *
@@ -64,7 +65,7 @@ def sources(tmp_path):
     dl = DataLoader([(torch.randn(2,4,4),torch.randn(3)) for _ in range(4)], bs=2)
     learn = Learner(DataLoaders(dl, dl), model, loss_func=MSELossFlat(), path=tmp_path)
     with learn.no_bar(),learn.no_logging(): learn.fit_one_cycle(1)
-    return model,[model, learn, model.state_dict(), str(tmp_path/'state.pt'), tmp_path/'state.pt', learn.save('learner'), learn.save('weights', with_opt=False),
+    return model,[model, learn, model.state_dict(), *map(read_file, (tmp_path/'state.pt', learn.save('learner'), learn.save('weights', with_opt=False))),
         {k: v for k,v in model.state_dict().items() if k.endswith('_mask')}, dict(model=model.state_dict(), opt=None)]
 
 def test_masks_like(tmp_path):
@@ -94,20 +95,14 @@ def test_shuffled_structures(text):
     new = f(torch.empty(8,8), n=None, name='w', generator=keyed_generator(0, 0), structure=text)
     assert s.legal(new) and int(new.sum())==32 and not torch.equal(new, mask)
 
-def test_masks_like_refuses(tmp_path):
-    "Law 10: unknown names, other shapes, sources without masks, files that would run code"
+def test_masks_like_refuses():
+    "Law 10: unknown names, other shapes, sources without masks"
     f = masks_like({'a_mask': torch.ones(2,2).bool()})
-    for other in (f, *map(masks_like, (net(), {}, {'a': torch.ones(2)}, {'a_mask': 3}))):
+    for other in (f, *map(masks_like, (net(), {}, {'a': torch.ones(2)}))):
         with pytest.raises(KeyError, match='b'): other(torch.empty(2,2), name='b')
     m = nn.Sequential(nn.Linear(3,2))
     with pytest.raises(ValueError, match=r'\(2, 2\).*\(2, 3\)'): sparsify_model(m, .5, mask_init=masks_like({'0.weight_mask': torch.ones(2,2).bool()}))
     assert not masked_params(m)
-    with pytest.raises(FileNotFoundError): masks_like(tmp_path/'none.pt')
-    torch.save({'a_mask': torch.ones(2), 'code': Evil()}, tmp_path/'evil.pt')
-    with pytest.raises(pickle.UnpicklingError): masks_like(tmp_path/'evil.pt')
-
-class Evil:
-    def __reduce__(self): return print,('this must not run',)
 
 def test_masks_of_another_model_ask_no_distribution():
     "Their counts are the other model's, so a distribution that can't be called is never called"

@@ -173,13 +173,11 @@ class Circuit:
         "A `Circuit` from its file"
         return cls(**{k:v for k,v in torch.load(path, weights_only=True).items() if not k.startswith('__')})
 
-# %% ../../nbs/904_circuits.search.ipynb #b2845909
-@patch
-def masks(self:Circuit, inverse=False):
-    "A vector for each name: 1 for nodes of the circuit and 0 for others, or the inverse"
-    out = {k:torch.full_like(v, float(inverse)) for k,v in self.means.items()}
-    for k,i in self.nodes.items(): out[k][i] = float(not inverse)
-    return out
+    def masks(self, inverse=False):
+        "A vector for each name: 1 for nodes of the circuit and 0 for others, or the inverse"
+        out = {k:torch.full_like(v, float(inverse)) for k,v in self.means.items()}
+        for k,i in self.nodes.items(): out[k][i] = float(not inverse)
+        return out
 
 # %% ../../nbs/904_circuits.search.ipynb #92c33954
 class Heaviside(torch.autograd.Function):
@@ -300,14 +298,14 @@ def trim(self:Search, kept, numbers, aim):
 # %% ../../nbs/904_circuits.search.ipynb #bd393fd6
 @patch
 @torch.no_grad()
-def circuit(self:Search, masks, found=True):
+def circuit(self:Search, masks):
     "A `Circuit` of the kept nodes, judged on the held-back prompts"
     floats = {k:v.float() for k,v in masks.items()}
     margin = margins(self.model, self.train, floats, self.means)
     fit,held = calibrate(margin, self.train.side),self.held
     margin = margins(self.model, held, floats, self.means)
     return Circuit(self.train.name, {k:v.nonzero()[:,0].tolist() for k,v in masks.items() if v.any()},
-        edges_of(self.whole(masks), self.links) if self.links else None, self.means, fit, *judged(margin, held, fit), found)
+        edges_of(self.whole(masks), self.links) if self.links else None, self.means, fit, *judged(margin, held, fit))
 
 # %% ../../nbs/904_circuits.search.ipynb #785c5ca7
 @contextmanager

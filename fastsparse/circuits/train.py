@@ -57,22 +57,19 @@ class KeepLargest:
     def remove(self):
         for h in self.handles: h.remove()
 
-# %% ../../nbs/902_circuits.train.ipynb #8a4f226f
-@patch
-@torch.no_grad()
-def before(self:KeepLargest, opt, args, kwargs):
-    "Before a step: scale gradients and rates"
-    gs = [p.grad for g in opt.param_groups for p in g['params'] if p.grad is not None]
-    rms = (sum(g.square().sum() for g in gs)/sum(map(torch.numel, gs))).sqrt()
-    torch._foreach_div_(gs, rms)
-    for g in opt.param_groups: g['lr'] *= self.fraction**-.5
+    @torch.no_grad()
+    def before(self, opt, args, kwargs):
+        "Before a step: scale gradients and rates"
+        gs = [p.grad for g in opt.param_groups for p in g['params'] if p.grad is not None]
+        rms = (sum(g.square().sum() for g in gs)/sum(map(torch.numel, gs))).sqrt()
+        torch._foreach_div_(gs, rms)
+        for g in opt.param_groups: g['lr'] *= self.fraction**-.5
 
-@patch
-def after(self:KeepLargest, opt, args, kwargs):
-    "After a step: restore the rates, and keep the largest weights"
-    for g in opt.param_groups: g['lr'] *= self.fraction**.5
-    for p in self.params: keep_largest_(p.data, self.fraction, self.floor)
-    self.t += 1
+    def after(self, opt, args, kwargs):
+        "After a step: restore the rates, and keep the largest weights"
+        for g in opt.param_groups: g['lr'] *= self.fraction**.5
+        for p in self.params: keep_largest_(p.data, self.fraction, self.floor)
+        self.t += 1
 
 # %% ../../nbs/902_circuits.train.ipynb #5de9e5d2
 settings = dict(dense=dict(lr=3e-3, weight_decay=.01, eps=1e-8), recipe=dict(lr=6e-3, weight_decay=.1, eps=.1),
@@ -116,6 +113,53 @@ class Trained:
     def live_weights(self): return sum(int(p.count_nonzero()) for p in matrices_of(self.model).values())
     def __repr__(self): return f'Trained({self.method}, seed {self.seed}: loss {self.valid_loss:.3f}, {self.live_weights:,} live weights)'
 
+    def save(self, path):
+        "Write decoder and facts to one file"
+        if not isinstance(self.model, Decoder):
+            raise TypeError(f"the model is a {type(self.model).__name__}, and the file is that of a Decoder: "
+                "save its state_dict()")
+        facts = {k:getattr(self, k) for k in 'method seed valid_loss train_seconds'.split()}
+        torch.save(dict(facts, config=self.model.config, state={k:packed(v) for k,v in self.model.state_dict().items()}), path)
+
+    @classmethod
+    def load(cls, path):
+        "A `Trained` from its file"
+        facts = torch.load(path, map_location='cpu', weights_only=True)
+        model = Decoder(**facts.pop('config'))
+        model.load_state_dict({k:unpacked(v) for k,v in facts.pop('state').items()})
+        return cls(model.eval(), **facts)
+
+    def save_pretrained(self, folder):
+        "Write `trained.pt` and a model card to a folder"
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.save(folder/_file)
+        (folder/'README.md').write_text(_card.format(self), encoding='utf-8')
+
+    def push_to_hub(self,
+        repo_id:str, # Name of a repository, which is made if it isn't there
+        private:bool=None, # Only for its owner?
+        token=None, # Token of the hub; by default that of `hf auth login`
+    ):
+        "Share the decoder on the Hugging Face hub"
+        from huggingface_hub import HfApi
+        api = HfApi(token=token)
+        with TemporaryDirectory() as d:
+            self.save_pretrained(d)
+            api.create_repo(repo_id, private=private, exist_ok=True)
+            return api.upload_folder(repo_id=repo_id, folder_path=d)
+
+    @classmethod
+    def from_pretrained(cls,
+        name, # A folder, or a repository of the hub
+        **kwargs # Arguments of `huggingface_hub.hf_hub_download`, such as `revision`
+    ):
+        "A `Trained` that `save_pretrained` or `push_to_hub` wrote"
+        local = Path(name)/_file
+        if local.exists(): return cls.load(local)
+        from huggingface_hub import hf_hub_download
+        return cls.load(hf_hub_download(str(name), _file, **kwargs))
+
 # %% ../../nbs/902_circuits.train.ipynb #89d529af
 def packed(v):
     "Shape, places and values of what isn't zero, if that is little"
@@ -130,60 +174,8 @@ def unpacked(v):
     t.view(-1)[at.long()] = values
     return t
 
-# %% ../../nbs/902_circuits.train.ipynb #3ae658fa
-@patch
-def save(self:Trained, path):
-    "Write decoder and facts to one file"
-    if not isinstance(self.model, Decoder):
-        raise TypeError(f"the model is a {type(self.model).__name__}, and the file is that of a Decoder: "
-            "save its state_dict()")
-    facts = {k:getattr(self, k) for k in 'method seed valid_loss train_seconds'.split()}
-    torch.save(dict(facts, config=self.model.config, state={k:packed(v) for k,v in self.model.state_dict().items()}), path)
-
-@patch(cls_method=True)
-def load(cls:Trained, path):
-    "A `Trained` from its file"
-    facts = torch.load(path, map_location='cpu', weights_only=True)
-    model = Decoder(**facts.pop('config'))
-    model.load_state_dict({k:unpacked(v) for k,v in facts.pop('state').items()})
-    return cls(model.eval(), **facts)
-
 # %% ../../nbs/902_circuits.train.ipynb #87f8b7ea
 _file,_card = 'trained.pt','---\ntags: [sparse]\n---\n{}\n\n`fastsparse.circuits.Trained.from_pretrained` reads it.\n'
-
-@patch
-def save_pretrained(self:Trained, folder):
-    "Write `trained.pt` and a model card to a folder"
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    self.save(folder/_file)
-    (folder/'README.md').write_text(_card.format(self), encoding='utf-8')
-
-@patch
-def push_to_hub(self:Trained,
-    repo_id:str, # Name of a repository, which is made if it isn't there
-    private:bool=None, # Only for its owner?
-    token=None, # Token of the hub; by default that of `hf auth login`
-):
-    "Share the decoder on the Hugging Face hub"
-    from huggingface_hub import HfApi
-    api = HfApi(token=token)
-    with TemporaryDirectory() as d:
-        self.save_pretrained(d)
-        api.create_repo(repo_id, private=private, exist_ok=True)
-        return api.upload_folder(repo_id=repo_id, folder_path=d)
-
-# %% ../../nbs/902_circuits.train.ipynb #b7e8c668
-@patch(cls_method=True)
-def from_pretrained(cls:Trained,
-    name, # A folder, or a repository of the hub
-    **kwargs # Arguments of `huggingface_hub.hf_hub_download`, such as `revision`
-):
-    "A `Trained` that `save_pretrained` or `push_to_hub` wrote"
-    local = Path(name)/_file
-    if local.exists(): return cls.load(local)
-    from huggingface_hub import hf_hub_download
-    return cls.load(hf_hub_download(str(name), _file, **kwargs))
 
 # %% ../../nbs/902_circuits.train.ipynb #48b0600b
 def batches_of(train, batch_size, seed):

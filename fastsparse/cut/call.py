@@ -33,13 +33,11 @@ class ModelCall(ModelConfig):
     def arguments(self, new): return {p[0]:self.changed(new)[p[0]] for p in new}
     def made(self, new): return self.build(**self.arguments(new))
 
-# %% ../../nbs/721_cut.call.ipynb #ea205128
-@patch
-def line(self:ModelCall, new):
-    "The call with `new` values, as a line of Python"
-    def said(v): return getattr(v, '__name__', repr(v))
-    named = [f'{k}={said(v)}' for k,v in (self.given | self.arguments(new)).items()]
-    return f"{self.name}({', '.join([*map(said, getattr(self.build, 'args', ())), *named])})"
+    def line(self, new):
+        "The call with `new` values, as a line of Python"
+        def said(v): return getattr(v, '__name__', repr(v))
+        named = [f'{k}={said(v)}' for k,v in (self.given | self.arguments(new)).items()]
+        return f"{self.name}({', '.join([*map(said, getattr(self.build, 'args', ())), *named])})"
 
 # %% ../../nbs/721_cut.call.ipynb #1a982570
 def _gone(counts, sizes):

@@ -343,31 +343,26 @@ class ChannelPruning(Callback):
         store_attr('sparsity,n_steps,stop_pct')
         self.kwargs = kwargs
 
-# %% ../../nbs/722_cut.channels.ipynb #b35c34f7
-@patch
-def before_fit(self:ChannelPruning):
-    n = self.n_epoch*len(self.dls.train)
-    last = max(int(self.stop_pct*n)-1, 0)
-    self.due = {round(last*(i+1)/self.n_steps) for i in range(self.n_steps)}
-    self.levels = CubicSchedule(0., self.sparsity, max(last, 1))
-    self.groups = None
-    self.done = -1
+    def before_fit(self):
+        n = self.n_epoch*len(self.dls.train)
+        last = max(int(self.stop_pct*n)-1, 0)
+        self.due = {round(last*(i+1)/self.n_steps) for i in range(self.n_steps)}
+        self.levels = CubicSchedule(0., self.sparsity, max(last, 1))
+        self.groups = None
+        self.done = -1
 
-# %% ../../nbs/722_cut.channels.ipynb #a075ccb6
-@patch
-def before_step(self:ChannelPruning):
-    t = self.epoch*len(self.dls.train)+self.iter
-    model = self.learn.model
-    due = [d for d in self.due if self.done<d<=t]
-    self.done = t
-    if not due: return
-    if self.groups is None: self.groups = removable_groups(model, self.xb, self.kwargs.get('even'))
-    own = {k:v for k,v in self.kwargs.items() if k!='even'}
-    if own.get('scores')=='taylor': own['scores'] = {n: p.detach()*p.grad for n,p in model.named_parameters() if p.grad is not None}
-    mask_groups(model, self.groups, lowest_groups(model, self.groups, self.levels(t), **own), self.opt)
+    def before_step(self):
+        t = self.epoch*len(self.dls.train)+self.iter
+        model = self.learn.model
+        due = [d for d in self.due if self.done<d<=t]
+        self.done = t
+        if not due: return
+        if self.groups is None: self.groups = removable_groups(model, self.xb, self.kwargs.get('even'))
+        own = {k:v for k,v in self.kwargs.items() if k!='even'}
+        if own.get('scores')=='taylor': own['scores'] = {n: p.detach()*p.grad for n,p in model.named_parameters() if p.grad is not None}
+        mask_groups(model, self.groups, lowest_groups(model, self.groups, self.levels(t), **own), self.opt)
 
-@patch
-def after_fit(self:ChannelPruning):
-    if self.learn.lock.locked() or not self.due or self.done>=max(self.due): return
-    warn(f"training ended at batch {self.done+1}, and channels were due until {max(self.due)+1}: {self.levels(max(self.done, 0)):.3f} of them are "
-        f"pruned instead of {self.sparsity}; train to the end, or pass a lower stop_pct")
+    def after_fit(self):
+        if self.learn.lock.locked() or not self.due or self.done>=max(self.due): return
+        warn(f"training ended at batch {self.done+1}, and channels were due until {max(self.due)+1}: {self.levels(max(self.done, 0)):.3f} of them are "
+            f"pruned instead of {self.sparsity}; train to the end, or pass a lower stop_pct")

@@ -13,8 +13,9 @@ from copy import copy
 from fastcore.basics import *
 from fastcore.imports import noop
 from ..kernels.timing import cant_run,float_outputs,fresh,output_error
-from ..contract import call_model,enforce_masks,evaluating,keep_from_broadcast,masked_params,module_copy,module_of,Param,register_mask
+from ..contract import call_model,enforce_masks,evaluating,keep_from_broadcast,masked_params,module_copy,module_of
 from ..model.sparsify import unsparsify
+from ..save.masks import put_mask
 from ..save.shapes import cut_channels,shared_copy
 from ..shards.weight import need_whole
 from .walk import any_at,Product,Walk
@@ -275,9 +276,6 @@ def give_masks(
     masks:dict, # Name → bool tensor of the parameter's shape; of any parameter
 ): # A `HookHandle`, whose `remove()` ends enforcement
     "Give parameters masks, in place of those that they have"
-    for n,mask in masks.items():
-        path,_,k = n.rpartition('.')
-        m = model.get_submodule(path)
-        register_mask(Param(n, m, k, m._parameters[k]), mask)
+    for n,mask in masks.items(): put_mask(model, n, mask)
     keep_from_broadcast(model)
     return enforce_masks(model)

@@ -116,50 +116,45 @@ class NarrowComparison:
 
     def __repr__(self): return f"{self.finding}\n{self.table.to_string(float_format='{:.4g}'.format)}"
 
-# %% ../../nbs/804_deploy.narrow.ipynb #c1e76bc3
-@patch
-def better(self:NarrowComparison, a, b):
-    "Is network `a` better than network `b`?"
-    x,y = [self.runs.score[self.runs.network==o] for o in (a,b)]
-    if not np.isfinite(x).all(): return False  # one that diverges is the worse
-    if not np.isfinite(y).all(): return True
-    error = sum(o.var()/len(o) for o in (x,y) if len(o)>1)**.5
-    return self.sign*(x.mean()-y.mean())>2*error
+    def better(self, a, b):
+        "Is network `a` better than network `b`?"
+        x,y = [self.runs.score[self.runs.network==o] for o in (a,b)]
+        if not np.isfinite(x).all(): return False  # one that diverges is the worse
+        if not np.isfinite(y).all(): return True
+        error = sum(o.var()/len(o) for o in (x,y) if len(o)>1)**.5
+        return self.sign*(x.mean()-y.mean())>2*error
 
-# %% ../../nbs/804_deploy.narrow.ipynb #d47297cd
-@patch(as_prop=True)
-def finding(self:NarrowComparison):
-    "The result in one sentence"
-    t = self.table
-    dense = t.index[1:]
-    best = (self.sign*t.score[dense]).fillna(-math.inf).idxmax()
-    sparse = f'sparse at {self.sparsity:g}'
-    time = f"in {t.seconds['sparse']:.2g} s of training"
-    def measured(o): return f'{t.score[o]:.4g} ± {t.spread[o]:.2g}'
-    def said(o): return f"{measured(o)} against {measured('sparse')}, {time}"
-    if self.better(best, 'sparse'): return f"{best} is better than {sparse}: {said(best)}"
-    if self.better('sparse', best): return f"no dense network that was tried is as good as {sparse}; the best is {best}: {said(best)}"
-    least = min((o for o in dense if not self.better('sparse', o)), key=lambda o: t.us[o])
-    return f"{least} is as good as {sparse} in the same time: {said(least)}"
+    @property
+    def finding(self):
+        "The result in one sentence"
+        t = self.table
+        dense = t.index[1:]
+        best = (self.sign*t.score[dense]).fillna(-math.inf).idxmax()
+        sparse = f'sparse at {self.sparsity:g}'
+        time = f"in {t.seconds['sparse']:.2g} s of training"
+        def measured(o): return f'{t.score[o]:.4g} ± {t.spread[o]:.2g}'
+        def said(o): return f"{measured(o)} against {measured('sparse')}, {time}"
+        if self.better(best, 'sparse'): return f"{best} is better than {sparse}: {said(best)}"
+        if self.better('sparse', best): return f"no dense network that was tried is as good as {sparse}; the best is {best}: {said(best)}"
+        least = min((o for o in dense if not self.better('sparse', o)), key=lambda o: t.us[o])
+        return f"{least} is as good as {sparse} in the same time: {said(least)}"
 
-# %% ../../nbs/804_deploy.narrow.ipynb #cdd22557
-@patch
-def plot(self:NarrowComparison):
-    "Score against training seconds, and against microseconds a sample"
-    t = self.table
-    fig,axs = plt.subplots(1, 2, figsize=(8,3.2), sharey=True)
-    for ax,col,x in zip(axs, ('seconds','us'), ('seconds of training','µs a sample')):
-        for name,row in t.iterrows():
-            marker,color = ('o','#0072b2') if name=='sparse' else ('s','#d55e00')
-            ax.errorbar(row[col], row.score, row.spread, marker=marker, color=color, capsize=3)
-            at = (row[col], row.score)
-            label = name.replace('dense of width ', '')
-            ax.annotate(label, at, xytext=(5,5), textcoords='offset points', fontsize=8)
-        ax.set(xlabel=x)
-        ax.margins(.2)
-    axs[0].set(ylabel='score on validation data')
-    fig.tight_layout()
-    return fig
+    def plot(self):
+        "Score against training seconds, and against microseconds a sample"
+        t = self.table
+        fig,axs = plt.subplots(1, 2, figsize=(8,3.2), sharey=True)
+        for ax,col,x in zip(axs, ('seconds','us'), ('seconds of training','µs a sample')):
+            for name,row in t.iterrows():
+                marker,color = ('o','#0072b2') if name=='sparse' else ('s','#d55e00')
+                ax.errorbar(row[col], row.score, row.spread, marker=marker, color=color, capsize=3)
+                at = (row[col], row.score)
+                label = name.replace('dense of width ', '')
+                ax.annotate(label, at, xytext=(5,5), textcoords='offset points', fontsize=8)
+            ax.set(xlabel=x)
+            ax.margins(.2)
+        axs[0].set(ylabel='score on validation data')
+        fig.tight_layout()
+        return fig
 
 # %% ../../nbs/804_deploy.narrow.ipynb #76486340
 def epoch_seconds(learn, model):

@@ -36,29 +36,26 @@ class SparsityFound:
 
     def __repr__(self): return f"SparsityFound(suggested={self.suggested})\n{self.advice}\n{self.table.to_string()}"
 
-# %% ../../nbs/805_deploy.search.ipynb #e66e2911
-@patch(as_prop=True)
-def advice(self:SparsityFound):
-    "What to train, in one sentence"
-    if self.too_short: return f'compare them in longer trainings first: {self.too_short}'
-    if not self.suggested: return 'train the dense network: no sparsity that was tried is as good'
-    sparse = f'train a sparse network at {self.suggested:g}'
-    if self.narrow is None: return f'{sparse}; no narrow dense network was tried: {self.why_no_narrow}'
-    rival = self.narrow.table.index[1]
-    if self.narrow.better('sparse', rival): return f'{sparse}: {self.narrow.finding}'
-    return f"train a {rival.replace('dense', 'dense network', 1)}: {self.narrow.finding}"
+    @property
+    def advice(self):
+        "What to train, in one sentence"
+        if self.too_short: return f'compare them in longer trainings first: {self.too_short}'
+        if not self.suggested: return 'train the dense network: no sparsity that was tried is as good'
+        sparse = f'train a sparse network at {self.suggested:g}'
+        if self.narrow is None: return f'{sparse}; no narrow dense network was tried: {self.why_no_narrow}'
+        rival = self.narrow.table.index[1]
+        if self.narrow.better('sparse', rival): return f'{sparse}: {self.narrow.finding}'
+        return f"train a {rival.replace('dense', 'dense network', 1)}: {self.narrow.finding}"
 
-# %% ../../nbs/805_deploy.search.ipynb #80491b7e
-@patch
-def plot(self:SparsityFound):
-    "Plot metric, seconds a batch and bytes against sparsity"
-    t,(fig,axs) = self.table,plt.subplots(1, 3, figsize=(9.6,3))
-    x = -np.log10(1-t.index.to_numpy())
-    for ax,col,y in zip(axs, ('metric','seconds','bytes'), ('metric on validation data','seconds a batch','bytes')):
-        ax.errorbar(x, t[col], t.spread if col=='metric' else None, marker='o', capsize=3)
-        ax.set(xticks=x, xticklabels=list(t.index), xlabel='sparsity', ylabel=y)
-    fig.tight_layout()
-    return fig
+    def plot(self):
+        "Plot metric, seconds a batch and bytes against sparsity"
+        t,(fig,axs) = self.table,plt.subplots(1, 3, figsize=(9.6,3))
+        x = -np.log10(1-t.index.to_numpy())
+        for ax,col,y in zip(axs, ('metric','seconds','bytes'), ('metric on validation data','seconds a batch','bytes')):
+            ax.errorbar(x, t[col], t.spread if col=='metric' else None, marker='o', capsize=3)
+            ax.set(xticks=x, xticklabels=list(t.index), xlabel='sparsity', ylabel=y)
+        fig.tight_layout()
+        return fig
 
 # %% ../../nbs/805_deploy.search.ipynb #5ea4c009
 def _trial(learn, s, seed, n_epoch, lr, kwargs):

@@ -68,14 +68,11 @@ class TopOf(Sparseness):
         n = n_live(score.numel(), self.structure.sparsity) if self.density is None else round(self.density*score.numel())
         return self.structure.top(score, self.structure.count(score.shape, n))
 
-# %% ../../nbs/550_learned.sparseness.ipynb #8f355be9
-@patch
-def text(self:TopOf):
-    structure = [] if self.structure==Unstructured() else [str(self.structure)]
-    return ' '.join(structure if self.density is None else [f'top {self.density}', *structure])+' as written'*self.as_written
+    def text(self):
+        structure = [] if self.structure==Unstructured() else [str(self.structure)]
+        return ' '.join(structure if self.density is None else [f'top {self.density}', *structure])+' as written'*self.as_written
 
-@patch
-def for_axes(self:TopOf, axes): return self if self.as_written else replace(self, structure=self.structure.for_axes(axes))
+    def for_axes(self, axes): return self if self.as_written else replace(self, structure=self.structure.for_axes(axes))
 
 # %% ../../nbs/550_learned.sparseness.ipynb #0f5cca20
 def as_sparseness(

@@ -65,46 +65,41 @@ class Calibration:
         if callable(data) and not hasattr(data, '__iter__') and not hasattr(data, '__getitem__'): self.loop = data
         else: self.read(data, n_samples, bs, n_inp)
 
-# %% ../../nbs/711_prune.inputs.ipynb #af30b93c
-@patch
-def read(self:Calibration, data, n_samples, bs, n_inp=None):
-    "Keep batches until there are `n_samples` examples"
-    batches,n = data,0
-    if isinstance(data, (list,tuple)) and all(isinstance(t, torch.Tensor) for t in data) and len({t.dtype for t in data})>1:
-        raise ValueError("data holds tensors of several types, as one batch does: "
-            "pass a list of batches, such as [(xb, yb)]")
-    if isinstance(data, DataLoaders): batches = data.train
-    elif not isinstance(data, (DataLoader,torch.utils.data.DataLoader,list,tuple)) and hasattr(data, '__getitem__'):
-        batches = torch.utils.data.DataLoader(data, batch_size=bs)
-    for b in batches:
-        self.batches.append(split_batch(to_device(b, 'cpu'), n_inp))
-        n += n_items(b)
-        if n>=n_samples: break
+    def read(self, data, n_samples, bs, n_inp=None):
+        "Keep batches until there are `n_samples` examples"
+        batches,n = data,0
+        if isinstance(data, (list,tuple)) and all(isinstance(t, torch.Tensor) for t in data) and len({t.dtype for t in data})>1:
+            raise ValueError("data holds tensors of several types, as one batch does: "
+                "pass a list of batches, such as [(xb, yb)]")
+        if isinstance(data, DataLoaders): batches = data.train
+        elif not isinstance(data, (DataLoader,torch.utils.data.DataLoader,list,tuple)) and hasattr(data, '__getitem__'):
+            batches = torch.utils.data.DataLoader(data, batch_size=bs)
+        for b in batches:
+            self.batches.append(split_batch(to_device(b, 'cpu'), n_inp))
+            n += n_items(b)
+            if n>=n_samples: break
+
+    @property
+    def device(self): return first((p.device for p in self.model.parameters() if not p.is_meta), default=torch.device('cpu'))
+
+    def batch(self, i): return to_device(self.batches[i], self.device)
+
+    def tokens(self):
+        "Positions of the batch that runs without padding, batch by length; None takes all, as where encoder and decoder have their own"
+        two = getattr(getattr(self.model, 'config', None), 'is_encoder_decoder', False)
+        return None if two or not self.batches else attended(self.batches[self.i][1].get('attention_mask'))
+
+    def run(self, which=None):
+        "Run the model on everything, or on the batches `which`, each as far as an `EndForward`"
+        with evaluating(self.model) as model:
+            if self.loop is not None: return self.loop(model)
+            for self.i in ifnone(which, range(len(self.batches))):
+                xs,kwargs,_ = self.batch(self.i)
+                with suppress(EndForward): model(*xs, **kwargs)
 
 # %% ../../nbs/711_prune.inputs.ipynb #15581bd9
 class EndForward(Exception):
     "Ends a forward whose later layers aren't needed"
-
-@patch(as_prop=True)
-def device(self:Calibration): return first((p.device for p in self.model.parameters() if not p.is_meta), default=torch.device('cpu'))
-
-@patch
-def batch(self:Calibration, i): return to_device(self.batches[i], self.device)
-
-@patch
-def tokens(self:Calibration):
-    "Positions of the batch that runs without padding, batch by length; None takes all, as where encoder and decoder have their own"
-    two = getattr(getattr(self.model, 'config', None), 'is_encoder_decoder', False)
-    return None if two or not self.batches else attended(self.batches[self.i][1].get('attention_mask'))
-
-@patch
-def run(self:Calibration, which=None):
-    "Run the model on everything, or on the batches `which`, each as far as an `EndForward`"
-    with evaluating(self.model) as model:
-        if self.loop is not None: return self.loop(model)
-        for self.i in ifnone(which, range(len(self.batches))):
-            xs,kwargs,_ = self.batch(self.i)
-            with suppress(EndForward): model(*xs, **kwargs)
 
 # %% ../../nbs/711_prune.inputs.ipynb #3c965dec
 def product_of(m): return getattr(layer_of(m), 'product', None)
@@ -188,21 +183,20 @@ class Products(TorchFunctionMode):
         elif len(args)>1 and kind in ('matmul','__matmul__','mm','bmm'): self.keep(args[0], args[1].mT)
         return func(*args, **(kwargs or {}))
 
+    def keep(self, x, w):
+        goal = self.goal
+        p = self.goal.p
+        axes = axes_of(self.goal.module, self.goal.attr)
+        if w.untyped_storage().data_ptr()!=p.untyped_storage().data_ptr(): return
+        if w.stride()[-2:]!=(p.stride(axes.outputs),p.stride(axes.inputs)):
+            turned = f'inputs={axes.outputs}, outputs={axes.inputs}, experts={axes.experts}'
+            raise ValueError(f"{goal.name} of shape {tuple(p.shape)} is multiplied along another axis than {axes.inputs}, "
+                f"that of its inputs: call register_layer({type(goal.module).__name__}, '{goal.attr}', {turned})")
+        e = (w.storage_offset()-p.storage_offset())//p.stride(axes.experts)
+        for i,rows in enumerate(x if w.ndim==3 else [x]): self.found[e+i].append(rows.reshape(1, -1, x.shape[-1]))
+
 # %% ../../nbs/711_prune.inputs.ipynb #53668cfe
 def holds_experts(goal): return axes_of(goal.module, goal.attr).experts is not None
-
-@patch
-def keep(self:Products, x, w):
-    goal = self.goal
-    p = self.goal.p
-    axes = axes_of(self.goal.module, self.goal.attr)
-    if w.untyped_storage().data_ptr()!=p.untyped_storage().data_ptr(): return
-    if w.stride()[-2:]!=(p.stride(axes.outputs),p.stride(axes.inputs)):
-        turned = f'inputs={axes.outputs}, outputs={axes.inputs}, experts={axes.experts}'
-        raise ValueError(f"{goal.name} of shape {tuple(p.shape)} is multiplied along another axis than {axes.inputs}, "
-            f"that of its inputs: call register_layer({type(goal.module).__name__}, '{goal.attr}', {turned})")
-    e = (w.storage_offset()-p.storage_offset())//p.stride(axes.experts)
-    for i,rows in enumerate(x if w.ndim==3 else [x]): self.found[e+i].append(rows.reshape(1, -1, x.shape[-1]))
 
 # %% ../../nbs/711_prune.inputs.ipynb #4c51174e
 _piece = 2**22  # numbers of a layer's patches held at once

@@ -102,16 +102,13 @@ class Goal(GetAttr):
         "How many values may live"
         return self.p.numel() if self.live is None else count_live(self.live)
 
-# %% ../../nbs/710_prune.magnitude.ipynb #27f6c846
-@patch
-def among_live(self:Goal, score): return score if self.live is None else torch.where(self.live, score, -torch.inf)
+    def among_live(self, score): return score if self.live is None else torch.where(self.live, score, -torch.inf)
 
-@patch
-def top(self:Goal, score):
-    "The mask of the highest scores"
-    if self.live is None: return self.structure.top(score, self.n)
-    gone,_ = self.structure.move(self.live, lambda: score, None, 0, self.n)
-    return put_(self.live.clone(), gone, False)
+    def top(self, score):
+        "The mask of the highest scores"
+        if self.live is None: return self.structure.top(score, self.n)
+        gone,_ = self.structure.move(self.live, lambda: score, None, 0, self.n)
+        return put_(self.live.clone(), gone, False)
 
 # %% ../../nbs/710_prune.magnitude.ipynb #cba30c66
 def _set_counts(free):

@@ -40,32 +40,30 @@ class RunCost:
         batches = f'{self.n_batches} batches, {self.n_dense} with dense gradients'
         return f'{self.training:.4g} FLOPs in {batches}: {self.of_dense:.4f} of dense training'
 
-# %% ../../nbs/623_report.cost.ipynb #a316b523
-@patch(as_prop=True)
-def parts(self:RunCost) -> dict: # FLOPs by what they are spent on
-    "FLOPs of forward, backward and dense gradients"
-    return {'forward':self.forward, 'backward':2*self.forward, 'dense gradients':self.dense_grads}
+    @property
+    def parts(self) -> dict: # FLOPs by what they are spent on
+        "FLOPs of forward, backward and dense gradients"
+        return {'forward':self.forward, 'backward':2*self.forward, 'dense gradients':self.dense_grads}
 
-@patch(as_prop=True)
-def training(self:RunCost) -> int:
-    "FLOPs of training so far"
-    return sum(self.parts.values())
+    @property
+    def training(self) -> int:
+        "FLOPs of training so far"
+        return sum(self.parts.values())
 
-@patch(as_prop=True)
-def dense(self:RunCost) -> int:
-    "FLOPs of the same batches without masks"
-    return 3*self.dense_forward
+    @property
+    def dense(self) -> int:
+        "FLOPs of the same batches without masks"
+        return 3*self.dense_forward
 
-# %% ../../nbs/623_report.cost.ipynb #feda0bf5
-@patch(as_prop=True)
-def of_dense(self:RunCost) -> float:
-    "Training FLOPs as a fraction of dense training's"
-    return self.training/self.dense if self.dense else float('nan')
+    @property
+    def of_dense(self) -> float:
+        "Training FLOPs as a fraction of dense training's"
+        return self.training/self.dense if self.dense else float('nan')
 
-@patch(as_prop=True)
-def inference(self:RunCost) -> float:
-    "Mean forward FLOPs as a fraction of the dense forward's"
-    return self.forward/self.dense_forward if self.dense_forward else float('nan')
+    @property
+    def inference(self) -> float:
+        "Mean forward FLOPs as a fraction of the dense forward's"
+        return self.forward/self.dense_forward if self.dense_forward else float('nan')
 
 # %% ../../nbs/623_report.cost.ipynb #cd1badc1
 _free = 'on_update','grow_init_f','grow_state_f'
@@ -127,71 +125,60 @@ class Ledger(FlopsCounter):
         self.history = SparseHistory()
         self.report = {}
 
-# %% ../../nbs/623_report.cost.ipynb #5bc7cf27
-@patch(as_prop=True)
-def engine(self:Ledger):
-    ours = [cb for cb in self.learn.cbs if isinstance(cb, DynamicSparseTrainingCallback)]
-    return first(cb.engine for cb in ours if cb.engine is not None)
+    @property
+    def engine(self):
+        ours = [cb for cb in self.learn.cbs if isinstance(cb, DynamicSparseTrainingCallback)]
+        return first(cb.engine for cb in ours if cb.engine is not None)
 
-@patch
-def before_fit(self:Ledger):
-    "Rest in `lr_find` and `get_preds`; name the columns, and listen to the engine"
-    FlopsCounter.before_fit(self)
-    if self.run and self.engine is not None: self.watch(self.engine)
+    def before_fit(self):
+        "Rest in `lr_find` and `get_preds`; name the columns, and listen to the engine"
+        FlopsCounter.before_fit(self)
+        if self.run and self.engine is not None: self.watch(self.engine)
 
-@patch
-def watch(self:Ledger, engine):
-    "Have a history that listens to `engine`"
-    own = first(o for o in engine.on_update if isinstance(o, SparseHistory))
-    if own is not None: self.history = own
-    else:
-        engine.on_update = [*engine.on_update, self.history]
-        self.history.begin(engine)
+    def watch(self, engine):
+        "Have a history that listens to `engine`"
+        own = first(o for o in engine.on_update if isinstance(o, SparseHistory))
+        if own is not None: self.history = own
+        else:
+            engine.on_update = [*engine.on_update, self.history]
+            self.history.begin(engine)
 
-# %% ../../nbs/623_report.cost.ipynb #387f3690
-@patch
-def after_pred(self:Ledger):
-    self.profile = self.profiles[self.shapes]
-    FlopsCounter.after_pred(self)
+    def after_pred(self):
+        self.profile = self.profiles[self.shapes]
+        FlopsCounter.after_pred(self)
 
-@patch
-def before_backward(self:Ledger):
-    read = dead_read(self.engine) if self.engine is not None else {}
-    self.cost.add(*batch_flops(self.profile, read))
+    def before_backward(self):
+        read = dead_read(self.engine) if self.engine is not None else {}
+        self.cost.add(*batch_flops(self.profile, read))
 
-@patch
-def after_train(self:Ledger):
-    "Write the columns"
-    self.report = self.look()
-    if self.verbose: self.recorder.log += [self.report[k] for k in self.columns]
+    def after_train(self):
+        "Write the columns"
+        self.report = self.look()
+        if self.verbose: self.recorder.log += [self.report[k] for k in self.columns]
 
-@patch
-def look(self:Ledger) -> dict:
-    "The numbers of the report, as they are now"
-    os = masked_params(self.model)
-    n = sum(o.mask.numel() for o in os)
-    live = sum(count_live(o.shown_mask()) for o in os)
-    ever = self.history.ever_live if self.history.params else live/n if n else 1.
-    profile = getattr(self, 'profile', None)
-    now = profile.total(sparse=True)/profile.total() if profile else float('nan')
-    return dict(sparsity=1-live/n if n else 0., ever_live=ever, train_flops=self.cost.of_dense,
-        inference=now, mean_inference=self.cost.inference, bits=model_bits(self.model), dense_bits=model_bits(self.model, sparse=False))
+    def look(self) -> dict:
+        "The numbers of the report, as they are now"
+        os = masked_params(self.model)
+        n = sum(o.mask.numel() for o in os)
+        live = sum(count_live(o.shown_mask()) for o in os)
+        ever = self.history.ever_live if self.history.params else live/n if n else 1.
+        profile = getattr(self, 'profile', None)
+        now = profile.total(sparse=True)/profile.total() if profile else float('nan')
+        return dict(sparsity=1-live/n if n else 0., ever_live=ever, train_flops=self.cost.of_dense,
+            inference=now, mean_inference=self.cost.inference, bits=model_bits(self.model), dense_bits=model_bits(self.model, sparse=False))
 
-# %% ../../nbs/623_report.cost.ipynb #a0b90864
-@patch
-def state_dict(self:Ledger) -> dict: # Numbers, strings, lists and tensors
-    "All that was counted"
-    return dict(cost=asdict(self.cost), n_flops=self.n_flops, report=dict(self.report), history=self.history.state_dict())
+    def state_dict(self) -> dict: # Numbers, strings, lists and tensors
+        "All that was counted"
+        return dict(cost=asdict(self.cost), n_flops=self.n_flops, report=dict(self.report), history=self.history.state_dict())
 
-@patch
-def load_state_dict(self:Ledger,
-    state:dict, # From `state_dict`
-):
-    "Load a state"
-    vars(self.cost).update(state['cost'])
-    self.n_flops = state['n_flops']
-    self.report = dict(state['report'])
-    self.history.load_state_dict(state['history'])
+    def load_state_dict(self,
+        state:dict, # From `state_dict`
+    ):
+        "Load a state"
+        vars(self.cost).update(state['cost'])
+        self.n_flops = state['n_flops']
+        self.report = dict(state['report'])
+        self.history.load_state_dict(state['history'])
 
 # %% ../../nbs/623_report.cost.ipynb #41dfd5d0
 def param_bits(

@@ -109,51 +109,41 @@ class FlopsCounter(Callback):
         store_attr()
         self.n_flops = 0
 
-# %% ../../nbs/621_report.flops.ipynb #17f826e4
-@patch
-def fwd_train_flops(self:FlopsCounter) -> int:
-    "Forward FLOPs of all training batches so far"
-    return self.n_flops
+    def fwd_train_flops(self) -> int:
+        "Forward FLOPs of all training batches so far"
+        return self.n_flops
 
-@patch
-def before_fit(self:FlopsCounter):
-    "Rest in `lr_find` and `get_preds`; name the columns"
-    self.run = not hasattr(self, 'lr_finder') and not hasattr(self, 'gather_preds')
-    if not (self.run and self.verbose): return
-    names = self.recorder.metric_names
-    i = names.index('valid_loss') if 'valid_loss' in names else 2
-    for k,name in enumerate(self.columns): names.insert(i+k, name)
+    def before_fit(self):
+        "Rest in `lr_find` and `get_preds`; name the columns"
+        self.run = not hasattr(self, 'lr_finder') and not hasattr(self, 'gather_preds')
+        if not (self.run and self.verbose): return
+        names = self.recorder.metric_names
+        i = names.index('valid_loss') if 'valid_loss' in names else 2
+        for k,name in enumerate(self.columns): names.insert(i+k, name)
 
-# %% ../../nbs/621_report.flops.ipynb #a6703f30
-@patch
-def before_train(self:FlopsCounter): self.profiles = {}
+    def before_train(self): self.profiles = {}
 
-@patch
-def before_batch(self:FlopsCounter):
-    "Have the coming forward recorded if its shapes are new"
-    self.shapes = _shapes(self.xb)
-    if self.shapes not in self.profiles: (_tap(self.model) or _Tap(self.model)).fs.append(self.note)
+    def before_batch(self):
+        "Have the coming forward recorded if its shapes are new"
+        self.shapes = _shapes(self.xb)
+        if self.shapes not in self.profiles: (_tap(self.model) or _Tap(self.model)).fs.append(self.note)
 
-@patch
-def note(self:FlopsCounter, xb, profile): self.profiles[_shapes(xb)] = profile
+    def note(self, xb, profile): self.profiles[_shapes(xb)] = profile
 
-@patch
-def after_pred(self:FlopsCounter):
-    "Add this batch"
-    profile = self.profiles[self.shapes]
-    self.n_flops += profile.total(self.sparse)
-    if profile.packed: del self.profiles[self.shapes]
+    def after_pred(self):
+        "Add this batch"
+        profile = self.profiles[self.shapes]
+        self.n_flops += profile.total(self.sparse)
+        if profile.packed: del self.profiles[self.shapes]
 
-@patch
-def after_train(self:FlopsCounter):
-    "Write the column"
-    if self.verbose: self.recorder.log.append(self.n_flops)
+    def after_train(self):
+        "Write the column"
+        if self.verbose: self.recorder.log.append(self.n_flops)
 
-@patch
-def after_fit(self:FlopsCounter):
-    "Don't wait for a forward that was cancelled"
-    tap = _tap(self.model)
-    if tap: tap.remove()
+    def after_fit(self):
+        "Don't wait for a forward that was cancelled"
+        tap = _tap(self.model)
+        if tap: tap.remove()
 
 # %% ../../nbs/621_report.flops.ipynb #a966cc9b
 _parts = {k:p.default for k,p in inspect.signature(Method).parameters.items() if k in ('keep_score_f','grow_score_f','redistribute_f')}
@@ -192,25 +182,22 @@ class WeightView:
     stride:tuple=()
     def __repr__(self): return f"{self.name or 'model'}{list(self.size) or ''}"
 
-# %% ../../nbs/621_report.flops.ipynb #adf78205
-@patch(as_prop=True)
-def numel(self:WeightView):
-    "Entries read, each counted once"
-    return prod(self.size)
+    @property
+    def numel(self):
+        "Entries read, each counted once"
+        return prod(self.size)
 
-@patch
-def mask(self:WeightView):
-    "The mask of the entries read, or None if the parameter has no mask"
-    m = self.src()
-    if m is None: return
-    if m.stride()!=self.layout: m = torch.empty_strided(m.shape, self.layout, dtype=m.dtype, device=m.device).copy_(m)
-    return m.as_strided(self.size, self.stride, m.storage_offset()+self.offset)
+    def mask(self):
+        "The mask of the entries read, or None if the parameter has no mask"
+        m = self.src()
+        if m is None: return
+        if m.stride()!=self.layout: m = torch.empty_strided(m.shape, self.layout, dtype=m.dtype, device=m.device).copy_(m)
+        return m.as_strided(self.size, self.stride, m.storage_offset()+self.offset)
 
-@patch
-def live(self:WeightView) -> int:
-    "Number of live entries now; all of them if the parameter has no mask"
-    mask = self.mask()
-    return self.numel if mask is None else count_live(mask)
+    def live(self) -> int:
+        "Number of live entries now; all of them if the parameter has no mask"
+        mask = self.mask()
+        return self.numel if mask is None else count_live(mask)
 
 # %% ../../nbs/621_report.flops.ipynb #c9e524f5
 class FlopProfile(dict):

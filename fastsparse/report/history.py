@@ -267,16 +267,15 @@ class SparseStatus:
         head = f"step {self.step}, {self.n_updates} updates, {due}, drop fraction {self.drop_fraction:.3f}"
         return f"{head}\n{self.df.to_string(index=False)}"
 
-# %% ../../nbs/622_report.history.ipynb #b9a250b6
-@patch(as_prop=True)
-def sparsity(self:SparseStatus) -> float:
-    "Fraction dead of all weights under masks"
-    return 1-self.n_live/self.n_weights
+    @property
+    def sparsity(self) -> float:
+        "Fraction dead of all weights under masks"
+        return 1-self.n_live/self.n_weights
 
-@patch(as_prop=True)
-def target_sparsity(self:SparseStatus) -> float:
-    "Fraction of all weights under masks that should be dead"
-    return 1-self.n_target/self.n_weights
+    @property
+    def target_sparsity(self) -> float:
+        "Fraction of all weights under masks that should be dead"
+        return 1-self.n_target/self.n_weights
 
 # %% ../../nbs/622_report.history.ipynb #261fcb0a
 @patch

@@ -86,23 +86,20 @@ class _Packer:
         if key not in self.seen: self.seen[key] = self.packed(t, mask),t,mask
         return self.seen[key][0]
 
-# %% ../../nbs/604_save.run_file.ipynb #698adb37
-@patch
-def packed(self:_Packer, t, mask):
-    at = self.at(mask)
-    if at is None: return t
-    values = t.detach().reshape(-1).index_select(0, at.to(t.device))
-    dead = ~mask.to(t.device)
-    fill = t.detach()[dead][:1].clone()
-    if not _bits(t)[dead].eq(_bits(fill)).all(): return t
-    return dict(live=values, shape=list(t.shape), fill=fill)
+    def packed(self, t, mask):
+        at = self.at(mask)
+        if at is None: return t
+        values = t.detach().reshape(-1).index_select(0, at.to(t.device))
+        dead = ~mask.to(t.device)
+        fill = t.detach()[dead][:1].clone()
+        if not _bits(t)[dead].eq(_bits(fill)).all(): return t
+        return dict(live=values, shape=list(t.shape), fill=fill)
 
-@patch
-def at(self:_Packer, mask):
-    "Indices of the live weights, or None if more than half live"
-    k = mask.data_ptr()
-    if k not in self.places: self.places[k] = live_places(mask.reshape(-1)) if 2*count_live(mask)<=mask.numel() else None
-    return self.places[k]
+    def at(self, mask):
+        "Indices of the live weights, or None if more than half live"
+        k = mask.data_ptr()
+        if k not in self.places: self.places[k] = live_places(mask.reshape(-1)) if 2*count_live(mask)<=mask.numel() else None
+        return self.places[k]
 
 # %% ../../nbs/604_save.run_file.ipynb #11f13ac7
 def _unpack(o, mask):

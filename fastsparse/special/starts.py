@@ -6,15 +6,13 @@
 __all__ = ['checkerboard', 'masks_like']
 
 # %% ../../nbs/521_special.starts.ipynb #879b3b28
-import numpy as np,os,torch
-from fastcore.foundation import L
-from ..contract import register_part
+import numpy as np,torch
+from ..contract import module_of,register_part
 from ..core.registry import same_needs
 from ..masks.selection import count_live
 from ..masks.structures import as_structure,inverse
 from .structures import PaddedBlock
 from fractions import Fraction
-from torch import nn
 
 # %% ../../nbs/521_special.starts.ipynb #6c67ae3a
 def _diagonals(rows, cols, n):
@@ -67,22 +65,15 @@ def checkerboard(
 register_part('mask', checkerboard)
 
 # %% ../../nbs/521_special.starts.ipynb #7d73c819
-# What fastai's optimizers save
-_saved = [L, np.dtype, np.float64(1).__reduce__()[0], *[getattr(np.dtypes, o) for o in np.dtypes.__all__]]
-
 def _masks_in(source):
-    "The masks of a model, learner, state dict or file, by parameter"
-    with torch.serialization.safe_globals(_saved):
-        state = torch.load(source, map_location='cpu', weights_only=True) if isinstance(source, (str,os.PathLike)) else source
-    if not isinstance(state, (dict,nn.Module)): state = getattr(state, 'model', state)
-    if isinstance(state, nn.Module): state = state.state_dict()
-    if isinstance(state.get('model'), dict): state = state['model']
-    return {k.removesuffix('_mask'): v.bool().clone() for k,v in state.items() if isinstance(k, str) and k.endswith('_mask')
-        and isinstance(v, torch.Tensor)}
+    "The masks of a model, learner or state dict, by parameter"
+    state = source if isinstance(source, dict) else module_of(source).state_dict()
+    state = state.get('model', state)  # of `learn.save`
+    return {k.removesuffix('_mask'):v.bool().clone() for k,v in state.items() if k.endswith('_mask')}
 
 # %% ../../nbs/521_special.starts.ipynb #78bbb55c
 def masks_like(
-    source, # A model, a learner, a state dict, a file of `torch.save` or `learn.save`, or a dict from `{name}_mask` to masks
+    source, # A model, a learner, a state dict, what `read_file` reads, or a dict from `{name}_mask` to masks
     shuffle=False, # Keep only each parameter's number of live weights, and draw new places?
 ): # A function for `mask_init=`
     "Start with the masks of another model, or with as many live weights in each parameter"

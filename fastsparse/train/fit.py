@@ -84,6 +84,7 @@ class OwnHypers(Callback):
     def before_fit(self):
         known = set.intersection(*map(set, self.opt.hypers))
         for cb in self.learn.cbs.filter(risinstance(ParamScheduler)): cb.scheds = filter_keys(cb.scheds, known.__contains__)
+        self.learn.remove_cb(self)  # each callback costs some microseconds at each event
 
 cycle_settings = 'div','div_final','pct_start','wd','moms','reset_opt','start_epoch'
 
