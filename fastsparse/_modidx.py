@@ -2075,6 +2075,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                    'fastsparse/masks/structures.py'),
                                              'fastsparse.masks.structures.Unstructured.axes': ( 'masks.structures.html#unstructured.axes',
                                                                                                 'fastsparse/masks/structures.py'),
+                                             'fastsparse.masks.structures.Unstructured.check': ( 'masks.structures.html#unstructured.check',
+                                                                                                 'fastsparse/masks/structures.py'),
                                              'fastsparse.masks.structures.Unstructured.count': ( 'masks.structures.html#unstructured.count',
                                                                                                  'fastsparse/masks/structures.py'),
                                              'fastsparse.masks.structures.Unstructured.legal': ( 'masks.structures.html#unstructured.legal',

@@ -58,7 +58,7 @@ def order(self:Structure, ndim):
 
 @patch
 def seen(self:Structure, shape) -> tuple:
-    "A shape in that order, without experts, and a list with the number of experts, which is empty if there are none"
+    "A shape in that order, without experts, and a list that holds the number of experts if there are any"
     n_dim = len(shape)
     has_experts = n_dim>1 and self.lie[2] is not None
     self.need(tuple(shape), n_dim!=2 or not has_experts, 'three or more dimensions')
@@ -169,10 +169,7 @@ def units_per_group(self:Structure, shape, n):
     return max(self.nearest_units(shape, n), self.least)
 
 # %% ../../nbs/103_masks.structures.ipynb #d844d368
-_reductions = dict(
-    mean=lambda x: x.abs().mean(-1),
-    max=lambda x: x.abs().amax(-1),
-    min=lambda x: x.abs().amin(-1),
+_reductions = dict(mean=lambda x: x.abs().mean(-1), max=lambda x: x.abs().amax(-1), min=lambda x: x.abs().amin(-1),
     l2=lambda x: x.norm(dim=-1))
 
 @patch
@@ -303,6 +300,7 @@ class Unstructured(Structure):
         need_number('n', n, 0, math.prod(shape))
         return n
 
+    def check(self, shape): "Any shape fits"
     def units_per_group(self, shape, n): return n
     def legal(self, mask): return True
     def top(self, score, n): return top_k_mask(score.detach(), n)
@@ -437,7 +435,9 @@ class Block(WholeUnits):
     pad:InitVar[bool]=False # May the last blocks of outputs and of inputs be smaller? Then it is a `PaddedBlock`
     syntax,text = r'block (?P<rows>\d+)x(?P<cols>\d+)'+WholeUnits.how,'block {rows}x{cols}'
     def __new__(cls, rows=1, cols=1, reduce='mean', pad=False):
-        return object.__new__(parts_of('structure')['PaddedBlock'] if pad else cls)
+        kind = parts_of('structure')['PaddedBlock'] if pad else cls
+        return object.__new__(kind)
+
 
     def __post_init__(self, pad):
         super().__post_init__()
