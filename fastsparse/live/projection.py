@@ -10,6 +10,7 @@ import numpy as np,threading,torch
 from ..contract import register_part
 from ..kernels.linear import split_work
 from ..kernels.vectors import at,kernel,numbers,put,why_not
+from ..weights.gradient import project_
 from functools import cache,partial
 
 # %% ../../nbs/515_live.projection.ipynb #8b439b2f
@@ -41,16 +42,18 @@ def zero_few(t, mask):
 def project_by_kernel(
     t:torch.Tensor, # Tensor of floats, changed in place
     mask:torch.Tensor, # Bool tensor of its shape
-) -> bool: # Was it done? Only on the CPU
-    "Zero `t` where `mask` is False"
-    is_plain = type(t) is type(mask) is torch.Tensor and t.is_cpu
+) -> torch.Tensor: # `t`
+    "Zero `t` where `mask` is False, by the kernel if there is one"
+    is_plain = type(t.data) is type(mask) is torch.Tensor and t.is_cpu
     fits = t.shape==mask.shape and t.is_contiguous() and mask.is_contiguous()
     f = is_plain and fits and _kernel_for(t.element_size())
     n = t.numel()
-    if not f: return is_plain and fits and threading.active_count()>1 and zero_few(t, mask)
-    own = partial(f, t.data_ptr(), mask.data_ptr())
-    if n<2**14: own(0, n)
-    else: split_work(own, n, 2**14, 8*n)  # memory takes as long as eight multiplications
-    return True
+    if not f:
+        is_done = is_plain and fits and threading.active_count()>1 and zero_few(t.data, mask)
+        return t if is_done else project_(t, mask)
+    zero = partial(f, t.data_ptr(), mask.data_ptr())
+    if n<2**14: zero(0, n)
+    else: split_work(zero, n, 2**14, 8*n)  # memory takes as long as eight multiplications
+    return t
 
-register_part('projection', project_by_kernel)
+register_part('projection', project_by_kernel, 'project')

@@ -13,7 +13,7 @@ from ..contract import base_opt,masked_params,needs_of,register_part
 from ..core.ranks import in_many
 from ..card.blocks import rows_of
 from .compute import follow_rule,refuse_history,sparse_compute
-from .tensor import Held,LiveTensor,takes_blocks
+from .tensor import Held,takes_blocks
 from ..train.method import why_dense
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
@@ -45,7 +45,7 @@ class FirstBatch:
 class LiveRun:
     "Lets weights be live from the second step of a run until `end()`"
     report,first,why_masked,n_live,ended = None,None,'',None,False
-    waits = late = False  # for parameters that a profiler holds; for the first step, since the model of a copy wasn't filled yet
+    late = False  # is this a copy, whose model wasn't filled when it was made?
     read = ()  # of the first two steps with live weights: those that each read as dense tensors
 
     def __init__(self,
@@ -84,8 +84,8 @@ class LiveRun:
     def check_way(way):
         "Raise a `ValueError` unless the user's `sparse_compute` is None, True, False or a dict"
         if isinstance(way, (bool,type(None))) or isinstance(way, dict) and all(isinstance(o, str) for o in way.values()): return
-        hint = f"; a method is named by method={getattr(way, 'name', way)!r}" if isinstance(way, (str,dict)) else ''
-        raise ValueError(f"sparse_compute is {way!r:.80}, and must be None (by a fixed rule), True (measured), False or a plan{hint}")
+        raise ValueError(f"sparse_compute is {way!r:.80}, and must be None (by a fixed rule), True (measured), False or a plan; "
+            "a method is named by method=")
 
     @staticmethod
     def check_settings(settings, model, plan):
@@ -120,9 +120,8 @@ def after_step(self:LiveRun):
     if self.ended: return
     if self.late: return self.restart(self.seen)
     if self.first is not None: return self.choose()
-    if self.waits: return self.follow()
-    if self.report is None or isinstance(self.way, dict): return
-    self.drop_read()
+    if self.seen is None or isinstance(self.way, dict): return
+    if self.report is not None: self.drop_read()
     if self.way and 2*sum(self.counts())<=self.seen['live']: self.first = FirstBatch(self.engine.model)
     else: self.follow()
 
@@ -155,13 +154,14 @@ def follow(self:LiveRun):
     engine,now = self.engine,self.counts()
     if now==self.n_live: return
     seen,names = self.seen,self.seen['names']
-    self.n_live,self.why_masked,self.waits = now,seen.get('why', ''),False
+    self.n_live,self.why_masked = now,seen.get('why', '')
     if self.way is True and self.report is None and names: self.take(dict.fromkeys(names, 'rows'))
     elif self.way is None and not self.why_masked:
         batch = engine.batch_size or seen['batch'] or 1
         try: self.report = follow_rule(engine.model, batch, engine.opt, self.report, names, seen.get('calls'))
-        except ValueError as why: self.why_masked,self.waits = str(why),isinstance(why, Held)
-    if self.waits: self.n_live = None  # to look again after the next step
+        except ValueError as why:
+            self.why_masked = str(why)
+            if isinstance(why, Held): self.n_live = None  # a profiler holds parameters: look again after the next step
     self.note()
 
 @patch
@@ -177,10 +177,11 @@ def take(self:LiveRun, plan):
 def drop_read(self:LiveRun):
     "Mask the weights again that were read as dense tensors in two steps"
     if len(self.read)==2: return
-    names = [n for n,weight in self.report.weights.items() if isinstance(weight.p, LiveTensor) and weight.p.reads]
+    names = {n for n,weight in self.report.weights.items() if getattr(weight.p, 'reads', 0)}
     for n in names: self.report.weights[n].p.reads = 0
     self.read = *self.read,names
-    if len(self.read)<2 or not (again := set.intersection(*map(set, self.read))): return
+    again = set.intersection(*self.read)
+    if len(self.read)<2 or not again: return
     self.seen = dict(self.seen, names=[n for n in self.seen['names'] if n not in again])
     self.n_live = None
 

@@ -210,17 +210,17 @@ def update(self:SparseEngine,
     "Drop and grow now"
     need_number('t', t, 0, whole=True)
     for group in self.groups: refuse_masked(group)
-    return self.update_groups(dict.fromkeys(self.groups, t), mask_grads(self.weights))
+    mask_grads(self.weights)
+    return self.update_groups(dict.fromkeys(self.groups, t))
 
 @patch
 @torch.no_grad()
 def update_groups(self:SparseEngine,
     times:dict, # From group to the step whose drop fraction and sparsity are taken
-    held:list, # What `mask_grads` returned
 ) -> list: # The groups that changed a mask
     "Drop and grow in some groups"
     with unscaled_grads(self.opt):
-        follow_all(held)
+        follow_all(self.weights)
         moves = {group:self.moves(group, t) for group,t in times.items()}
     moved = [group for group,own in moves.items() if own]
     with uninterrupted():
@@ -290,14 +290,14 @@ def before_step(self:SparseEngine,
     self.last_t = t
     if due and not self.lost: self.lost = warn_if_lost(self)
     if not averages and not waiting: return False
-    held = mask_grads(self.weights if waiting else [weight for weight in self.weights if weight.store.wants_dense])  # gradients may have been replaced
+    mask_grads(self.weights if waiting else [weight for weight in self.weights if weight.store.wants_dense])  # gradients may have been replaced
     if waiting and not finite_grads(self.opt, self.weights):
         for group in due: group.miss(self.model)
         return False
     if averages: self.collect(averages)
     later = {group:t for group,t in waiting.items() if group.method.update_after_step}
     now = {group:t for group,t in waiting.items() if group not in later}
-    updated = self.update_groups(now, held) if now else []
+    updated = self.update_groups(now) if now else []
     replaced = any([group.method.replaces for group in updated])
     if not replaced: self.later = later  # a step that is replaced leaves no gradient, so these wait for the next one
     return replaced
@@ -314,7 +314,9 @@ def fall_due(self:Group, begin, t):
 def after_step(self:SparseEngine):
     "Do the updates that come after the optimizer's step, with the gradient of that step"
     later,self.later = self.later,{}
-    if later: self.update_groups(later, mask_grads(self.weights))
+    if not later: return
+    mask_grads(self.weights)
+    self.update_groups(later)
 
 # %% ../../nbs/404_train.engine.ipynb #eb051e4b
 def warn_if_lost(engine):
@@ -351,9 +353,7 @@ def remove(self:SparseEngine):
         tally.weight.serve()
         mask_grads([tally.weight])
         tally.weight.project()
-    if self.own is None: return
-    self.own.remove()
-    for hook in mask_hooks(self.model): hook.attach(hook.root() if hook.root else self.model)
+    if self.own is not None: self.own.remove()
 
 @patch
 def store_live(self:SparseEngine, way=False, seen=None):
