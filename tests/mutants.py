@@ -15,7 +15,7 @@ rooms = {  # and the tests of each, those that are likely to notice first
     'model.layers': 'init layers sparsify', 'model.running': 'init sparsify', 'model.init': 'init', 'model.choose': 'layers sparsify constants', 'model.trained': 'init',
     'model.starting': 'sparsify init', 'model.buffers': 'sparsify enforcement copies', 'model.sparsify': 'sparsify enforcement layers', 'report.summary': 'sparsify init face',
     'train.method': 'method presets refusals', 'train.plan': 'outlook updates growth laws engine calls refusals', 'train.begin': 'calls refusals enforcement engine', 'train.moves': 'updates engine',
-    'train.engine': 'method updates init engine presets runs', 'train.loop': 'engine resume', 'train.growth': 'growth updates fit', 'train.presets': 'presets',
+    'train.engine': 'method updates init engine presets runs', 'train.loop': 'engine resume live', 'train.growth': 'growth updates fit', 'train.presets': 'presets',
     'train.callback': 'calls callback restore init learner fit', 'train.fit': 'refusals fit',
     'kernels.vectors': 'vectors', 'kernels.linear': 'geometry linear', 'kernels.convolution': 'convolution geometry', 'kernels.blocks': 'blocks block_weights',
     'kernels.ops': 'ops geometry live_layers', 'kernels.timing': 'timing inputs',

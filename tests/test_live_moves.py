@@ -196,9 +196,9 @@ live_names = '1.weight','3.weight','5.weight'
 
 @case
 def to_meta_and_back_and_train(m):
-    "Weights are dense and masked then"
+    "Weights are live again then"
     to_meta_and_back(m)
-    trains(m)
+    trains(m, live_names)
 @case
 def overwrite_and_train(m):
     torch.__future__.set_overwrite_module_params_on_conversion(True)
@@ -237,7 +237,7 @@ def replaced_in_the_dict_and_train(m):
     m(batch(m)).square().mean().backward()
     opt.step()
     opt.zero_grad()
-    trains(m, ('1.weight','5.weight'))
+    trains(m, live_names)
 @case
 def load_state_dict_assign(m):
     y,state = out(m),{k:dense_of(v) for k,v in m.state_dict().items()}

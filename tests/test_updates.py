@@ -448,7 +448,7 @@ def test_elsewhere_an_update_waits_four_times(elsewhere):
     "For finite gradients, the factors of clipping, the numbers of scores that aren't zero, and of changes; whatever the number of layers"
     few,many = counted(1),counted(9)
     assert few.waits==many.waits==4
-    assert (many.ops-few.ops)/8<=30, (few.ops,many.ops)
+    assert (many.ops-few.ops)/8<=36, (few.ops,many.ops)
 
 @pytest.mark.parametrize('method', ['static','set','snfs','rigl','itop','gse','gmp','granet','auto'])
 def test_elsewhere_updates_choose_the_same(method, request):

@@ -75,8 +75,10 @@ def apply_masks(
 ):
     "Set every dead weight of `module` to zero, except under learned masks, where dead weights keep values"
     need_bools(inplace=inplace)
-    for o in masked_params(module):
-        if not o.learned: o.store.zero_dead(inplace)
+    for w in masked_params(module):
+        if w.learned: continue
+        if not inplace: w.p.data = w.p.data.clone()
+        w.store.project(w.p, w.mask)
 
 # %% ../../nbs/203_weights.find.ipynb #6236c3e6
 @torch.no_grad()
