@@ -45,13 +45,20 @@ def arguments(o):
     found = docments(o.__new__ if '__new__' in vars(o) and '__init__' not in vars(o) else o, full=True)
     return {k: d.docment for k,d in found.items() if k not in ('self','cls','return') and d.docment}
 
-def shared_with(name, least=8, own=('sparsity','method','sparse_compute')):
+def shared_with(name, least=6, own=('model','opt','data','sparsity','sparseness','method','sparse_compute')):
     "The first entry of the page that has at least `least` arguments of `name` above it, and these without the `own` ones, which most people set"
     page,args = groups[page_of()[name]][2],arguments(find(name))
     for other in page[:page.index(name)]:
         same = [] if isinstance(find(other), dict) else [k for k in args if k in arguments(find(other)) and k not in own]
         if len(same)>=least: return other,same
     return None,[]
+
+def returned(o, doc):
+    "What function `o` with the docstring `doc` returns; docments shows what a function that shares its arguments does"
+    if not inspect.isfunction(o): return ''
+    if doc['Returns']: return docments(o, full=True)['return'].docment
+    said = re.search(r'^(?:def .*)?\)(?: -> .+?)?: *# *(.+)$', inspect.getsource(o), re.MULTILINE)
+    return said[1] if said else ''
 
 def settings(name, o):
     "What preset `o` sets"
@@ -67,8 +74,7 @@ def described(name, o):
     args = [f'- **{plain(k)}**: {plain(v)}' for k,v in arguments(o).items() if k not in same]
     if other: args.append(f"- **settings**: {len(same)} more, those of [{plain(other)}](#{other.lower().replace('.', '')})")
     parts = [f'```python\n{signature(name, o, same)}\n```', plain(text), '\n'.join(args)]
-    ret = docments(o, full=True).get('return') if inspect.isfunction(o) else None
-    if ret and ret.docment: parts.append('**Returns** '+plain(ret.docment))
+    if ret := returned(o, doc): parts.append('**Returns** '+plain(ret))
     if doc['Raises']: parts.append('**Errors**\n\n'+'\n'.join(f"- `{o.type}`: {plain(' '.join(o.desc))}" for o in doc['Raises']))
     if doc['References']: parts.append('Source: '+', '.join(f'[arXiv:{i}](https://arxiv.org/abs/{i})' for i in re.findall(r'arXiv:(\d+\.\d+)', doc['References'])))
     return parts

@@ -256,7 +256,7 @@ shrink
     sparsify_model(model, .5, structure='output channels', chosen=['0.weight','2.weight'])
     smaller = shrink(model, xb)
 pack
-    packed = pack(net, {'2': 'csr'})
+    packed = pack(net, {'2': 'rows'})
 narrow_like
     narrow = narrow_like(model, .1, xb)
 # api/look

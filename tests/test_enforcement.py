@@ -6,11 +6,13 @@ from fastai.optimizer import Adam,Lamb,OptimWrapper,ranger
 from fastsparse.all import *
 from fastsparse.save.masks import mask_to_bits
 from fastsparse.weights.optimizers import state_tensors
+from fastsparse.weights.hooks import mask_hooks,share_masks
 from fastsparse.prune.tickets import rewind
 from forks import run_code
 from fastsparse.model.sparsify import unsparsify_parameter
 from functools import partial
 from helpers import *
+from types import SimpleNamespace
 from test_weights import copied_by,optimizers,stays_dead,Tasks,tasks,used_by
 from torch.nn.utils import parametrizations
 
@@ -372,3 +374,32 @@ def test_a_tie_between_two_masks_is_refused():
     same[2].weight = same[0].weight
     sparsify_model(same, .8, seed=0)
     same(torch.randn(2,16))
+
+class Ranks:
+    "Stands for `torch.distributed`: two ranks, of which the other has these checksums, and sends ones"
+    def __init__(self, other): self.other,self.sent = other,[]
+    def get_world_size(self, group=None): return 2
+    def all_gather_object(self, found, mine, group=None): found[:] = [mine, {**mine, **self.other}]
+    def broadcast(self, box, root, group=None): self.sent.append((box.fill_(1), root))
+
+def test_only_masks_that_differ_on_a_rank_are_sent(monkeypatch):
+    "With the values under them; names come back"
+    m = mlp((8,12,4))
+    sparsify_model(m, .5, seed=0)
+    for other,names in (({}, []), ({'2.weight':0}, ['2.weight'])):
+        ranks = Ranks(other)
+        monkeypatch.setattr('fastsparse.weights.hooks.dist', ranks)
+        assert share_masks(m)==names and len(ranks.sent)==2*len(names)
+    assert m[2].weight_mask.all() and m[2].weight.eq(1).all() and m[0].weight_mask.float().mean()==.5
+
+def test_an_engine_that_moves_one_of_the_weights_is_refused_inside_join():
+    "Ranks that end early would keep old masks of that one"
+    m = mlp((8,12,4))
+    sparsify_model(m, .5, seed=0)
+    opt = torch.optim.SGD(m.parameters(), lr=.1)
+    dst = SparseEngine(m, opt, 10, sparse_modules=[m[2]], method='rigl', batches_per_update=2)
+    hook = mask_hooks(m)[0]
+    ddp = SimpleNamespace(_join_config=SimpleNamespace(enable=True, throw_on_early_termination=False))
+    with pytest.raises(ValueError, match='inside Join'): hook.share(m, ddp)
+    dst.remove()
+    assert not any(weight.tally for weight in hook.weights)

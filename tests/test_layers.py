@@ -2,6 +2,7 @@
 import pytest,torch.nn.utils.prune,warnings
 from fastsparse.all import *
 from fastsparse.model.choose import decide
+from fastsparse.model.layers import axes_of
 from helpers import *
 from test_weights import stays_dead
 
@@ -176,3 +177,21 @@ def test_adapters_stay_dense():
     assert {n.rpartition('lora_')[2][0] for n,w in whys.items() if w=='adapter'}=={'A','B'}
     sparsify_model(m, .5)
     assert not any('lora_' in o.name for o in masked_params(m))
+
+def test_axes_of_what_the_table_does_not_know():
+    "Two dimensions are outputs and inputs, three are experts first, and a name without a tensor has the usual axes"
+    m = nn.Module()
+    m.two,m.three = nn.Parameter(torch.ones(4,3)),nn.Parameter(torch.ones(2,4,3))
+    assert tuple(axes_of(m, 'two'))==tuple(axes_of(m, 'missing'))==(0,1,None) and tuple(axes_of(m, 'three'))==(1,2,0)
+    m.is_transposed = True
+    assert tuple(axes_of(m, 'three'))==(2,1,0) and tuple(axes_of(m, 'two'))==(0,1,None)
+
+def test_a_tensor_that_one_of_its_layers_has_as_a_weight_is_chosen():
+    "Tied to something that is no weight of a `Linear`, it is still the weight of another"
+    m = nn.Sequential(nn.Linear(8,8), nn.Linear(8,8))
+    m[0].extra = m[1].weight
+    assert chosen_names(m)==['0.weight','0.extra']
+    m[0].alone = nn.Parameter(torch.ones(4,4))
+    assert {o.name:o.dense_reason for o in decide(m)}['0.alone']=='no weight of Linear'
+
+def chosen_names(m): return [o.name for o in decide(m) if not o.dense_reason]

@@ -7,7 +7,7 @@ from fastsparse.core.registry import declares
 from fastsparse.masks.distributions import as_distribution
 from fastsparse.masks.schedules import cubic_path,epochs,samples
 from fastsparse.methods.parts import acdc_path,drop_of_target,soft_bound_path
-from fastsparse.masks.scores import MeanGradient
+from fastsparse.masks.scores import MeanGradient,SampledGradient
 from fastsparse.train.method import auto_presets,drop_of_live,Method
 from functools import partial
 from helpers import *
@@ -210,3 +210,12 @@ def test_wrong_scores_are_refused_with_nothing_changed(i):
 def test_auto_takes_whole_numbers(kwargs):
     "Of steps and of updates, from one"
     with pytest.raises(ValueError, match='must be'): auto_presets(**kwargs)
+
+def test_defaults_of_a_run_by_hand():
+    "An update every 100 steps or each epoch; `auto` looks at a share of the dead weights at each of its updates, all together once"
+    assert Method('m').bind(n_steps=100_000).every==100 and Method('m').bind(n_steps=100_000, steps_per_epoch=40).every==40
+    auto = auto_presets(100, 8)
+    assert int(auto.batches_per_update)==12 and vars(auto.grow_score_f)==vars(SampledGradient(1/7, 'dead'))  # 75 steps hold 6 whole intervals and a part
+    assert int(auto_presets(20, 32).batches_per_update)==8
+    for bad in (2.5, 0, '4'):
+        with pytest.raises(ValueError, match='batches_per_update'): Method.named('auto', 100, batches_per_update=bad)

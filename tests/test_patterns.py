@@ -40,3 +40,8 @@ def test_rules_in_order():
     assert assign([('head',0),('*',1)], names)==[1,1,0] and assign([('head',0)], names)==[None,None,0]
     with pytest.warns(UserWarning, match='put it before them'): assert assign([('*',0),('head',1)], names)==[0,0,0]
     with pytest.warns(UserWarning, match='it matches none of'): assert assign([('haed',0),('*',1)], names)==[1,1,1]
+
+def test_a_text_that_begins_with_a_digit_names_from_the_root():
+    "'0.weight' of a model is that of its first layer, and of no block inside; words name what is inside too"
+    names = ['0.weight','block.0.weight','block.fc.weight']
+    assert indices_of('0.weight', names)==[0] and indices_of('0.weight', names[1:])==[] and indices_of('fc', names)==[2]

@@ -81,12 +81,11 @@ def _tied(m, opt):
     m[2].weight = m[0].weight
     m(torch.ones(1, 8))
 
-late = dict(tied=(_tied,'was replaced.*before you do that'))
+late = dict(tied=(_tied,'was tied to.*another mask'))
 late['twice'] = lambda m, opt: sparse_compute(m, None, plan=full(m)), 'computes sparsely already'
 late['unsparsify'] = lambda m, opt: unsparsify(m), 'call remove'
 late['snfs'] = lambda m, opt: DynamicSparseTraining(m, opt, 50, **SNFS_presets(batches_per_update=5)), 'dense history'
 late['after'] = lambda m, opt: DynamicSparseTraining(m, opt, 20, **RigL_presets(batches_per_update=4), update_after_step=True), 'update_after_step'
-late['assign'] = lambda m, opt: m.load_state_dict(m.state_dict(), assign=True), 'assign=False'
 late['shape'] = lambda m, opt: m.load_state_dict({**m.state_dict(), '0.weight':torch.ones(3, 2)}), r'0.weight.*\[3, 2\].*\[8, 8\]'
 
 @pytest.mark.parametrize('kind', late)
@@ -102,18 +101,23 @@ def test_refused_while_weights_are_live(kind):
     assert agree(dict(before), dict(m.state_dict()))
 
 def test_frozen_and_replaced_weights():
-    "A frozen weight stays frozen on both sides; another parameter in the place of a live one is refused at once, until `remove`"
+    "A frozen weight stays frozen on both sides; another parameter in the place of a live one is masked and stored live at the next forward"
     m = mlp((4,4,4,4))
     m[0].weight.requires_grad_(False)
     sparsify_model(m, .5, seed=0)
     report = sparse_compute(m, None, plan=full(m))
     m(torch.randn(2,4)).sum().backward()
     assert m[0].weight.grad is None and m[2].weight.grad is not None
-    with pytest.raises(RuntimeError, match='remove()'): m[2].weight = nn.Parameter(torch.ones(4, 4))
+    for replace in (lambda p: setattr(m[2], 'weight', p), lambda p: m[2].load_state_dict(dict(m[2].state_dict(), weight=p), assign=True)):
+        replace(nn.Parameter(torch.ones(4, 4)))
+        opt = torch.optim.SGD(m.parameters(), lr=.1)
+        m(torch.randn(2, 4)).sum().backward()
+        assert is_live(m[2].weight) and dense_of(m[2].weight).equal(m[2].weight_mask.float())
+        opt.step()
+        assert not dense_of(m[2].weight)[~m[2].weight_mask].any()
     report.remove()
-    m[2].weight = nn.Parameter(torch.ones(4, 4))
     m(torch.randn(2, 4))
-    assert not m[0].weight.requires_grad and m[2].weight.detach().equal(m[2].weight_mask.float())
+    assert not m[0].weight.requires_grad and not is_live(m[2].weight) and not m[2].weight[~m[2].weight_mask].any()
 
 def test_gradients_that_were_assigned_are_dense_ones():
     "An update grows by what was assigned, as under a mask"

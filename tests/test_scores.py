@@ -225,3 +225,9 @@ def test_scores_of_a_sample():
         lambda g: DeadWeightSampler(1.).draw(live, 30, g))]
     rest = torch.ones(1000).bool().index_fill_(0, drawn, False)
     assert torch.equal(score[drawn], p.grad.abs()[drawn]) and (score[rest]<0).all() and not live[drawn].any()
+
+def test_what_a_score_declares_can_not_be_written_to():
+    "It is shared by all who use the score, and a key of what is collected"
+    average = needs_of(MeanGradient(3)).collector
+    with pytest.raises(AttributeError): average.window = 1
+    assert hash(average)==hash(needs_of(MeanGradient(3)).collector)

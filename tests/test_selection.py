@@ -1,6 +1,6 @@
 "From scores to masks. Counts are exact, ties go to the lowest index, NaN never wins"
 import hypothesis.extra.numpy as hnp, math, numpy as np, pytest, torch
-from fastsparse.masks.selection import highest,keyed_generator,live_places,lowest,mask_from_tensor,maybe_float,n_live,put_
+from fastsparse.masks.selection import cut_above,floor_product,highest,keyed_generator,live_places,lowest,mask_from_tensor,maybe_float,n_live,put_
 from fastsparse.masks.selection import sparse_mask,sparse_mask_like,sparsity_from_tensor,top_k_mask,zero_dead_
 from fastsparse.save.masks import bits_to_mask,mask_to_bits
 from helpers import *
@@ -281,3 +281,27 @@ def test_bits_of_another_mask_are_refused():
     for bits in (torch.zeros(2, dtype=torch.uint8), torch.zeros(1)):
         with pytest.raises(ValueError, match='must be one of uint8 of shape'): bits_to_mask(bits, (2,3))
 
+
+# --- estimates
+
+@pytest.mark.parametrize('x,whole', [(29.,29), (28.999999999999996,29), (29.1,29), (28.9,28), (.99,0), (1e6-1e-4,1e6), (1e6-.01,1e6-1), (0.,0)])
+def test_a_product_is_rounded_down_but_for_errors_of_floats(x, whole):
+    "What misses an integer by a billionth of itself is that integer: .29 of 100 is 29"
+    assert floor_product(x)==whole
+
+@pytest.mark.parametrize('k', [1, 50, 3000, 100_000])
+def test_an_estimated_cut_lets_slightly_more_through_than_are_chosen(k):
+    "In each of 20 draws, by a margin of at most eight standard deviations of the sample"
+    n = 2**18
+    for seed in range(20):
+        s = torch.rand(n, generator=torch.Generator().manual_seed(seed))
+        cut = cut_above(s, torch.ones(n, dtype=torch.bool), n, k)
+        above,share = int((s>cut).sum()),2**14/n
+        assert k<=above<=k+(10*math.sqrt(k*share)+16)/share
+    for small in (s[:2**15], s.long()): assert cut_above(small, torch.ones(len(small), dtype=torch.bool), len(small), 10) is None
+
+@pytest.mark.parametrize('dtype', [torch.float8_e4m3fn, *floats])
+def test_zeros_are_positive_in_every_type(dtype):
+    "Of one to eight bytes"
+    t = zero_dead_(torch.tensor([1.,-1.,2.,-2.]).to(dtype), torch.tensor([True,False,False,True]))
+    assert t.float().tolist()==[1.,0.,0.,-2.] and not t.float()[1:3].signbit().any()

@@ -379,3 +379,21 @@ def test_also_brings_in_a_matrix_that_stays_dense_by_default():
     sparsify_model(copy.deepcopy(m), .5, 'uniform')
     sparsify_model(m, .5, 'uniform', also='0.weight', seed=0)
     assert {o.name:o.n_live() for o in masked_params(m)}=={'0.weight':64, '1.weight':16}
+
+def test_a_learned_mask_is_not_removed_with_the_others():
+    "Its dead weights have values: folding comes first"
+    m = nn.Sequential(nn.Linear(8,8), nn.Linear(8,4))
+    learn_masks(m, '2:4')
+    before = m.state_dict().keys()
+    for f in (lambda: unsparsify(m), lambda: unsparsify_parameter(m, '0.weight')):
+        with pytest.raises(ValueError, match='0.weight.*learn'): f()
+    assert m.state_dict().keys()==before
+
+def test_a_summary_counts_the_zeros_of_weights_without_masks():
+    "Of two or more dimensions: vectors, such as biases, often begin at zero"
+    m = nn.Sequential(nn.Linear(4,8), nn.Linear(8,4))
+    with torch.no_grad(): m[1].weight[0,:3] = 0.
+    nn.init.zeros_(m[1].bias)
+    sparsify_model(m, .5, exclude='1.*', seed=0)
+    rows = sparse_summary(m).df.set_index('parameter')
+    assert rows.loc['1.weight','live']==29 and rows.loc['1.bias','live']==4 and rows.loc['0.weight','live']==16

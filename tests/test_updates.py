@@ -6,6 +6,7 @@ from fastsparse.masks.selection import keyed_generator
 from fastsparse.masks.structures import Unstructured
 from fastsparse.card.together import move_together
 from fastsparse.card import together as moves
+from fastsparse.special.distributions import global_sparsity
 from fastsparse.train.moves import Score
 from fastsparse.train.growth import fresh_value,reset_state
 from fastsparse.weights.weight import Dense
@@ -447,7 +448,7 @@ def test_elsewhere_an_update_waits_four_times(elsewhere):
     "For finite gradients, the factors of clipping, the numbers of scores that aren't zero, and of changes; whatever the number of layers"
     few,many = counted(1),counted(9)
     assert few.waits==many.waits==4
-    assert (many.ops-few.ops)/8<=30, (few.ops,many.ops)
+    assert (many.ops-few.ops)/8<=36, (few.ops,many.ops)
 
 @pytest.mark.parametrize('method', ['static','set','snfs','rigl','itop','gse','gmp','granet'])
 def test_elsewhere_updates_choose_the_same(method, request):
@@ -521,3 +522,31 @@ def test_deterministic_algorithms_move_the_same(method, live):
     try: got = run()
     finally: torch.use_deterministic_algorithms(False)
     assert all(torch.equal(want[k], got[k]) for k in want)
+
+def test_the_buffer_shows_the_sparsity_after_each_update():
+    "Law 5: `1-live/n`, whatever an update leaves"
+    m = mlp((8,12,4), seed=0)
+    sparsify_model(m, .25, seed=0)
+    opt = torch.optim.SGD(m.parameters(), lr=.1)
+    dst = SparseEngine(m, opt, 12, seed=0, method='gmp', sparsity=.75, batches_per_update=2)
+    for t in range(12):
+        dst.prepare(t)
+        m(torch.ones(2,8)).sum().backward()
+        dst.before_step(t)
+        for tally in dst.tallies:
+            shown = tally.weight.module._buffers[f'{tally.weight.attr}_sparsity']
+            assert shown.item()==pytest.approx(1-int(tally.mask.sum())/tally.n)
+    assert dst.n_updates>2
+
+def test_a_layer_that_scores_leave_without_weights_is_named():
+    "Where all layers compete, one may lose all"
+    m = mlp((8,12,4), seed=0)
+    sparsify_model(m, 0., seed=0)
+    with torch.no_grad(): m[0].weight.mul_(1e-6)
+    dst = SparseEngine(m, torch.optim.SGD(m.parameters(), lr=.1), 4, seed=0, method='gmp', sparsity=.9, batches_per_update=1, stop_pct=.5,
+        sparse_f=partial(global_sparsity, min_live=0))
+    def updates():
+        for t in range(4):
+            m(torch.ones(2,8)).sum().backward()
+            dst.before_step(t)
+    assert '0.weight is left without live weights' in warned(updates)

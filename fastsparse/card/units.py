@@ -23,7 +23,7 @@ def gradients_of(
     "The size of the gradient in each block, dead ones too"
     store = weight.store
     in_blocks = hasattr(getattr(store, 'index', None), 'block')
-    if in_blocks and store.terms(store.live_part(weight.p.grad)) is not None:
+    if in_blocks and store.dense.terms:
         if not any(isinstance(term, torch.Tensor) for term in store.dense.terms):
             factors = [[t.t() for t in ts] for ts in zip(*store.dense.terms)]
             return block_norms(*factors, (structure.rows,structure.cols), structure.reduce).view(1, -1)

@@ -33,7 +33,7 @@ def why_not_live(
     "Why a weight can't be live"
     module,p = weight.module,weight.p
     if n_uses>1: return 'shared with another layer'
-    own = [] if weight.guard is None else weight.guard.handles[1:]
+    own = [] if weight.guard is None else concat(weight.guard.handles.values())
     if len(p._backward_hooks or ())+len(p._post_accumulate_grad_hooks or ())>len(own): return 'it has hooks of its own'
     if weight.learned: return 'its mask is learned'
     if hasattr(p, 'full_tensor'): return 'it is sharded over ranks'

@@ -17,12 +17,10 @@ from ..masks.scores import Live as Places
 from ..masks.selection import live_places,put_
 from ..weights.guard import watch
 from ..weights.optimizers import grad_history,known_state,optimizers_of
-from ..weights.weight import as_read,warn_of_replaced
+from ..weights.weight import as_read
 from torch.nn.parallel import DistributedDataParallel
 
 # %% ../../nbs/516_live.weight.ipynb #d7a74f35
-_way_out = "call remove() of the report of sparse_compute, or store_dense(model)"
-
 def _as_parameter(p):
     if type(p) is LiveTensor: p.__class__ = LiveParameter  # `module.to` has swapped it
     return p
@@ -30,7 +28,8 @@ def _as_parameter(p):
 class Rows(Dense):
     "Live values only, in the order of the mask"
     kind,copied,plain = 'rows',Dense,False
-    note,locked = 'live weights only',f'is stored sparse: {_way_out}, first'
+    note = 'live weights only'
+    locked = 'is stored sparse: call remove() of the report of sparse_compute, or store_dense(model), first'
     p = property(lambda self: self.weight.p)
     shape = property(lambda self: self.weight.shape)
     index = property(lambda self: self.p.cell.index)
@@ -64,26 +63,10 @@ class Rows(Dense):
 
     def live_part(self, grad): return self.live(grad).cell.values
 
-    def terms(self, values):
-        "The dense gradient of this step, changed as live ones were, which are `values` now; None if there is none"
-        if not self.dense.fits(self.p.grad): return None
-        if not self.dense.rescale_like(values): warn_of_replaced(self.weight)
-        return self.dense
-
-    def zero_dead(self, inplace=True): pass
     def traced(self): pass
 
-    def may_be_replaced(self):
-        raise RuntimeError(f"the parameter of a layer that computes with live weights was replaced: {_way_out}, before you do that")
-
-    def put_in(self, p):
-        if not isinstance(_as_parameter(p), LiveTensor): self.weight.store = Dense(self.weight)  # as after `to('meta')`
-
-    def before_load(self, mask, assigns):
+    def before_load(self, mask):
         "Let the mask of a file come first: values are taken at its places"
-        if assigns:
-            raise ValueError("load_state_dict was called with assign=True, which would put dense weights in the place of live ones: "
-                "pass assign=False, or call remove() of the report of sparse_compute first")
         if mask is not None and mask.shape==self.shape: self.weight.mask.copy_(mask)
         self.project(self.p, self.weight.mask)
 
@@ -160,7 +143,6 @@ def moved(self:Rows, gone, new, opts):
     found = index.carried(old, mask)
     if found is None: return lambda t: t
     for opt in opts: self.settle(opt)
-    if p.grad is None or self.terms(self.live_part(p.grad)) is None: self.dense.clear()
     def carry(t):
         if isinstance(t, LiveTensor) and t.cell.index is old: t.cell.stored = found[1](t.cell),index
     return carry
@@ -170,8 +152,6 @@ def write(self:Rows, t, places, values): put_(t.cell.values, self.index.find(pla
 
 @patch
 def grow_grad(self:Rows, new):
-    "Give the gradient its entries of grown weights, if an update asked for the dense one"
-    if not self.dense.terms: return
     values = self.p.grad.cell.values
     is_new = torch.zeros(len(self.index), dtype=torch.bool, device=values.device).index_fill_(0, self.index.find(new), True)
     self.index.put_new(values, is_new, lambda index: summed_at(self.dense, index))
@@ -219,7 +199,7 @@ def project(self:Rows, p, mask):
 
 @patch
 def store_again(self:Rows, p):
-    "Store the live values of a dense tensor that `swap_tensors` has put into the parameter"
+    "Store the live values of a dense parameter that has taken the place of a live one"
     weight = self.weight
     weight.store = Dense(weight)
     if p.shape==weight.shape: store_live(weight, optimizers_of(p))
@@ -230,7 +210,7 @@ def stamp(self:Rows, p, mask): return *super(Rows, self).stamp(p, mask),p.cell.i
 
 # %% ../../nbs/516_live.weight.ipynb #2d82d606
 @patch
-def after_step(self:Rows, p, opt, known=True):
+def after_step(self:Rows, p, opt, state=None):
     "State of weights that aren't stored is zero, whatever the optimizer has added to it"
     for t in grad_history(opt, p):
         if isinstance(t, LiveTensor) and t.cell.fill: t.cell.fill = 0.
@@ -262,7 +242,7 @@ def pieces(self:Rows, n, grad):
     "Rows of some `n` weights, each with the place of its first weight; with the dense gradient if `grad`"
     index,width,places = self.index,self.index.shape[1],self.index.places
     given = self.live_part(self.p.grad) if grad else None
-    dense = self.terms(given) if grad else None
+    dense = self.dense if grad and self.dense.terms else None
     for i,end,live in index.bands(n):
         at = places[live]-i*width
         def spread(t, values): return t.view(-1).scatter_(0, at, values[live])
@@ -294,7 +274,7 @@ def read_grad(self:Rows, places=None):
     if self.p.grad is None: return None
     values = self.live_part(self.p.grad)
     if places is not None and self.are_own(places): return values
-    dense = self.terms(values)
+    dense = self.dense if self.dense.terms else None
     if places is None:
         out = values.new_zeros(self.shape) if dense is None else dense.summed().to(values.dtype, copy=True).view(self.shape)
         out.view(-1).scatter_(0, self.index.places, values)
@@ -311,13 +291,12 @@ def live_places(self:Rows):
 
 # %% ../../nbs/516_live.weight.ipynb #b3f95925
 @patch
-def mask_grad(self:Rows):
+def mask_grad(self:Rows, grad, mask):
     "Take a gradient that was assigned as the dense one"
+    dense = self.dense
     if not isinstance(self.p, LiveTensor):  # `swap_tensors` has put a dense one there
         self.store_again(self.p)
-        return None if self.weight.store.plain else self.weight.store.mask_grad()
-    grad,dense = self.p.grad,self.dense
-    if grad is None: return
+        return self.weight.store.mask_grad(self.p.grad, mask)
     if not isinstance(grad, LiveTensor): return self.load(dict(grad=grad.detach()))
     if not self.wants_dense or not self.pending or dense.live_grad is not None and dense.live_grad.equal(grad.cell.values): return
     *_,(_,terms) = self.pending.values()  # of `torch.autograd.grad`, which assigns nothing

@@ -64,7 +64,9 @@ def refuse_computed_layer(
     if any([isinstance(p, UninitializedParameter) for p in m._parameters.values()]):
         raise ValueError(f"{where} is lazy and has no weights yet: pass a batch through it first")
     if getattr(m, 'sparse', False) is True: raise ValueError(f"{where} has sparse gradients: make it with sparse=False")
-    for attr,what,undo in computed_weights(m): raise ValueError(f"{where} {what}, so its {attr} is computed: call {undo} first")
+    for attr,(what,undo) in computed_weights(m).items():
+        is_computed = f"{where} {what}, so its {attr} is computed"
+        raise ValueError(f"{is_computed}: {undo[:-2]} first")
 
 # %% ../../nbs/303_model.choose.ipynb #3421236f
 norms = _NormBase,nn.LayerNorm,nn.GroupNorm,nn.RMSNorm

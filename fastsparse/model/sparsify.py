@@ -31,8 +31,8 @@ def sparsify_model(model, sparsity:float, sparse_f=uniform_sparsity, enforce_mas
     Examples
     --------
     def model(): return nn.Sequential(nn.Linear(64,256), nn.ReLU(), nn.Linear(256,12))
-    sparsify_model(model(), .9)                               # random masks: a tenth of the weights of each layer lives
-    sparsify_model(model(), .9, 'erk', seed=42, exclude='2')  # small layers are denser, and one stays dense
+    sparsify_model(model(), .9)                               # a random tenth of each layer is live
+    sparsify_model(model(), .9, 'erk', seed=42, exclude='2')  # small layers denser, one dense
     sparsify_model(model(), {'0':.95, '2':.5}, structure='block 4x4', mask_init='magnitude')
 
     Parameters

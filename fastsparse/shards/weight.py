@@ -112,7 +112,7 @@ def read_grad(self:Shard, places=None):
     return grad if places is None else grad.reshape(-1).index_select(0, places)
 
 @patch
-def gradient(self:Shard, dense): return self.read_grad() if dense else gathered(self.weight.p.grad),
+def gradient(self:Shard, dense): return super(Shard, self).gradient(True) if dense else (gathered(self.weight.p.grad),)
 
 @patch
 def take(self:Shard, grad):
@@ -120,18 +120,19 @@ def take(self:Shard, grad):
     self.dense.terms = [local_part(grad).detach().clone()]
 
 @patch
-def mask_grad(self:Shard):
-    grad,weight = self.weight.p.grad,self.weight
-    if grad is None or weight.mask is None or weight.dense_history: return
-    if self.wants_dense and not self.dense.terms: self.take(grad)
-    zero_dead_(grad, weight.mask)
-    if not self.wants_dense: return
+def follow(self:Shard, grad):
     arrived,now = [gathered(t).reshape(-1) for t in (as_sharded(self.dense.terms[0], grad), grad)]
-    self.dense.terms[0] *= (now/arrived)[now.abs().argmax()].nan_to_num(1., 1., 1.)  # as clipping did
+    self.dense.terms[0] *= (now/arrived)[now.abs().argmax()].nan_to_num(1., 1., 1.)
+    return torch.ones((), dtype=torch.bool, device=now.device)
 
 @patch
-def after_step(self:Shard, p, opt, known):
-    super(Shard, self).after_step(p, opt, known)
+def mask_grad(self:Shard, grad, mask):
+    if self.wants_dense and not self.dense.terms: self.take(grad)
+    if mask is not None: zero_dead_(grad, mask)
+
+@patch
+def after_step(self:Shard, p, opt, state):
+    super(Shard, self).after_step(p, opt, state)
     self.dense.clear()
 
 @patch

@@ -76,6 +76,7 @@ def make_sparse(model, groups, seed, params=None):
         method,own = group.method,params or group.params
         plan = plan_masks(own, method.sparsity_at(0), method.sparse_f, method.mask_init, seed, method.structure)
         masks |= {param.name:mask for param,mask in zip(own, plan.masks())}
-    untouched = all(group.method.mask_init=='random' for group in groups) and not shows_training(model)
+    are_random = all([group.method.mask_init=='random' for group in groups])
+    untouched = are_random and not shows_training(model)
     sparsify_model(model, 0., mask_init=masks, sparse_init_mode=None, chosen=[*masks], seed=seed)
     if untouched: mark_fresh(model)

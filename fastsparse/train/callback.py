@@ -196,17 +196,22 @@ def _new_engine(self:DynamicSparseTrainingCallback, n_iter):
     return engine
 
 # %% ../../nbs/408_train.callback.ipynb #0f3365d5
-def _schedule(learn): return first(cb.scheds['lr'] for cb in learn.cbs if isinstance(cb, ParamScheduler) and 'lr' in cb.scheds)
+def _schedule(learn):
+    schedulers = learn.cbs.filter(risinstance(ParamScheduler))
+    return first(cb.scheds['lr'] for cb in schedulers if 'lr' in cb.scheds)
 
 def is_first_part(learn):
     "Is the body frozen while the learning rate rises to the end of the fit, as in the first part of `fine_tune`?"
-    is_frozen,sched = getattr(learn.opt, 'frozen_idx', 0)>0,_schedule(learn)
-    return is_frozen and sched is not None and np.mean(sched(.9))>np.mean(sched(.5))
+    sched = _schedule(learn)
+    if sched is None or not getattr(learn.opt, 'frozen_idx', 0): return False
+    return np.mean(sched(.9))>np.mean(sched(.5))
 
 def _highest_rates(learn):
     "The highest learning rate of each parameter in this fit, by its id"
-    own,sched = [h['lr'] for h in learn.opt.hypers],_schedule(learn)
-    lrs = own if sched is None else np.max([np.broadcast_to(sched(i/100), len(own)) for i in range(101)], 0).tolist()
+    lrs,sched = [h['lr'] for h in learn.opt.hypers],_schedule(learn)
+    if sched is not None:
+        at_times = [np.broadcast_to(sched(i/100), len(lrs)) for i in range(101)]
+        lrs = np.max(at_times, 0).tolist()
     return {id(p):lr for ps,lr in zip(learn.opt.param_lists, lrs) for p in ps}
 
 # %% ../../nbs/408_train.callback.ipynb #089493f5

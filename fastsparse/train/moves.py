@@ -53,7 +53,8 @@ def value(self:Score, mask, p, places=None):
     "`f` of `p`, which holds all weights, or those at `places`"
     average = self.needs.collector
     memo = self.tally.grad_accumulators.get(average.name) if average else None
-    history = average.value(memo, places) if memo else torch.zeros_like(p) if average else None
+    history = torch.zeros_like(p) if average else None
+    if memo: history = average.value(memo, places)
     try: return call_with(self.f, p, mask=mask, history=history, **self.asked)
     except AttributeError as e:
         if p.grad is not None or 'NoneType' not in str(e): raise
@@ -81,10 +82,12 @@ def best(self:Score, mask, n):
     while True:
         found,cut = [],None
         for i,p in self.weight.store.pieces(self.piece, self.needs.reads_grad):
-            score,dead = self.checked(mask, p),mask.view(-1)[i:i+len(p)].logical_not()
+            score = self.checked(mask, p)
+            dead = mask.view(-1)[i:i+len(p)].logical_not()
             n_dead = count_live(dead)
             if not found: cut = cut_above(score, dead, n_dead, math.ceil(share*n_dead))
-            at = live_places(dead if cut is None else dead.logical_and_(above(score, cut)))
+            if cut is not None: dead.logical_and_(above(score, cut))
+            at = live_places(dead)
             found.append((at+i, score.index_select(0, at)))
         places,score = map(torch.cat, zip(*found))
         if cut is None or len(places)>=n: return places,score
@@ -107,9 +110,12 @@ def choose(tally, keep_score, grow_score, kept, target, budget=None):
     dropped,grown = tally.structure.move(mask, *scores, n_drop, target)
     if has_choices(*scores): refuse_choices(tally, *scores, mask, put_(mask.clone(), dropped, False), grown)
     is_grown = put_(torch.zeros_like(mask), grown, True)
-    return Move(tally, dropped[~is_grown.take(dropped)], grown[~mask.take(grown)], ifnone(budget, target))
+    gone,new = dropped[~is_grown.take(dropped)],grown[~mask.take(grown)]
+    return Move(tally, gone, new, ifnone(budget, target))
 
-def has_choices(*scores): return any([getattr(score, 'given', None) is not None and score.given.dtype==torch.bool for score in scores])
+def has_choices(*scores):
+    given = [getattr(score, 'given', None) for score in scores]
+    return any([t is not None and t.dtype==torch.bool for t in given])
 
 def refuse_choices(tally, keep_score, grow_score, mask, stays, grown):
     "Raise a `ValueError` unless scores that are bool masks are what was chosen"
@@ -183,7 +189,9 @@ def finite_grads(opt, weights=()):
     base = base_opt(opt)
     if (found := getattr(base, 'found_inf', None)) is not None and found.item(): return False
     grads = grads_of(base)
-    if not in_many(): grads += [t for weight in weights if weight.store.wants_dense for term in weight.store.dense.terms for t in listify(term)]
+    if not in_many():
+        terms = [term for weight in weights if weight.store.wants_dense for term in weight.store.dense.terms]
+        for term in terms: grads += listify(term)
     finite = all_finite(grads)
     for store in {type(weight.store):weight.store for weight in weights}.values(): finite = store.agree(finite)
     return finite

@@ -33,19 +33,19 @@ class Guard:
     rate = 1.  # factor of its learning rate, besides that of its group
     on_step = None  # a function of an optimizer that is about to step it, and of the weight
 
-    def __init__(self, weight, p): self.weight,self.p,self.handles = weight,p,[]  # the place of the tensor with hooks, and theirs
-    def __getstate__(self): return dict(weight=self.weight, p=self.p, handles=[])
+    def __init__(self, weight, p): self.weight,self.p,self.handles = weight,p,{}
+    def __getstate__(self): return dict(weight=self.weight, p=self.p)
 
     def hook(self):
         "Hook the gradient, if there will be one"
-        p,ref = self.p,weakref.ref(self)
-        if not p.requires_grad or p._cdata in self.handles: return
-        if self.handles:  # `swap_tensors` loses them
+        p,known = self.p,first(self.handles.values())
+        if not p.requires_grad: return
+        if known:  # `swap_tensors` loses them
             p._backward_hooks,p._post_accumulate_grad_hooks = p._backward_hooks,p._post_accumulate_grad_hooks
         else:
-            arrived = p.register_post_accumulate_grad_hook(partial(_arrived, ref))
-            self.handles = [0, p.register_hook(partial(_coming, ref)), arrived]
-        self.handles[0] = p._cdata
+            coming,arrived = [partial(f, weakref.ref(self)) for f in (_coming, _arrived)]
+            known = p.register_hook(coming),p.register_post_accumulate_grad_hook(arrived)
+        self.handles = {p._cdata:known}
 
     def watch(self, p):
         "Hook another parameter instead"
@@ -56,8 +56,7 @@ class Guard:
 
     def remove(self):
         "Remove the hooks"
-        for h in self.handles[1:]: h.remove()
-        self.handles = []
+        for h in concat(self.handles.values()): h.remove()
         if _guards.get(id(self.p), noop)() is self: del _guards[id(self.p)]
         remove_hooks()
 
@@ -68,6 +67,7 @@ def start(self:Guard):
     _guards[id(self.p)] = weakref.ref(self, partial(_forget, id(self.p)))
     _unsure.add(self)  # a copied module isn't complete yet
     add_hooks()
+    self.handles = {}  # by the place of the tensor that has them
     self.hook()
 
 def _coming(ref, grad):
@@ -110,7 +110,7 @@ def project(self:Guard):
     if p is not self.p:
         if not weight.store.behind: return _unsure.add(self)
         self.watch(p)
-    self.hook()
+    if p._cdata not in self.handles: self.hook()
     if not weight.passive: weight.store.project(p, mask)
 
 def _assigned(module, name, p):
@@ -120,8 +120,7 @@ def _assigned(module, name, p):
     if is_changed: _unsure.update(filter(None, [ref() for ref in list(_guards.values())]))
     weight = weights.get(name)
     if weight is None or weight.guard is None or weight.module is not module or weight.mask is None: return
-    is_new = isinstance(p, nn.Parameter) and p is not weight.guard.p
-    if is_new and not weight.store.behind and weight.store.may_be_replaced(): weight.guard.watch(p)
+    if isinstance(p, nn.Parameter) and p is not weight.guard.p and not weight.store.behind: weight.guard.watch(p)
 
 def _look_again(opt):
     "Hook what was put into a module without an assignment, if `opt` steps it"
@@ -131,12 +130,11 @@ def _look_again(opt):
         if '_parameters' not in vars(weight.module): continue  # a copy that failed half way
         p = weight.p
         if p is None and any(id(q) in stepped for q in weight.module.parameters()): guard.project()
-        if p is not guard.p and id(p) not in stepped: continue
+        if p is not guard.p:
+            if id(p) not in stepped: continue
+            guard.watch(p)
+            weight.project()
         _unsure.discard(guard)
-        if p is guard.p: continue
-        weight.store.put_in(p)
-        guard.watch(p)
-        weight.project()
 
 # %% ../../nbs/204_weights.guard.ipynb #56daef26
 def _guards_of(opt):
@@ -150,22 +148,22 @@ def _guards_of(opt):
 
 _joins = {}  # by an optimizer's id, during its step: a function that joins the groups that were split
 
-def _split_groups(opt, guards):
-    "Give parameters that have a rate a group of their own during a step"
-    _joins.pop(id(opt), noop)()  # the last step was interrupted
-    rates,groups = {id(guard.p):guard.rate for guard in guards if guard.rate!=1},opt.param_groups
-    if not rates or any('rate' in group for group in groups): return
+def _split_groups(opt, rates):
+    "Give parameters that have a rate, by their id, a group of their own during a step"
+    groups,own = opt.param_groups,[]
+    if any('rate' in group for group in groups): return
     params = [group['params'] for group in groups]
-    own = [dict(group, params=[p], rate=rates[id(p)]) for group in groups for p in group['params'] if id(p) in rates]
-    for group in own: group['lr'] = group['lr']*group['rate']
-    for group in groups: group['params'] = [p for p in group['params'] if id(p) not in rates]
+    for group,ps in zip(groups, params):
+        group['params'] = [p for p in ps if id(p) not in rates]
+        scaled = [(p, rates[id(p)]) for p in ps if id(p) in rates]
+        own += [dict(group, params=[p], rate=rate, lr=group['lr']*rate) for p,rate in scaled]
     groups += own
     def join():
         del groups[len(params):]
         for group,ps in zip(groups, params): group['params'] = ps
     if hasattr(opt, 'hypers'):  # one of fastai's
         join = partial(vars(opt).update, param_lists=opt.param_lists, hypers=opt.hypers)
-        opt.param_lists,opt.hypers = [group['params'] for group in groups],groups
+        vars(opt).update(param_lists=[group['params'] for group in groups], hypers=groups)
     _joins[id(opt)] = join
 
 def join_groups():
@@ -175,13 +173,16 @@ def join_groups():
 def _before_step(opt, *args):
     base = base_opt(opt)
     if _unsure: _look_again(base)
-    guards = _guards_of(base)
-    weights = [guard.weight for guard in guards]
-    if any([weight.passive for weight in weights]): wake(weights)
-    for guard in guards:
+    _joins.pop(id(base), noop)()  # the last step was interrupted
+    weights,copies,rates = [],[],{}
+    for guard in _guards_of(base):
+        weights.append(guard.weight)
+        if guard.weight.passive: copies.append(guard.weight)
+        if guard.rate!=1: rates[id(guard.p)] = guard.rate
         if guard.on_step is not None: guard.on_step(base, guard.weight)
+    if copies: wake(copies)
     mask_grads(weights)
-    if opt is base: _split_groups(opt, guards)
+    if rates and opt is base: _split_groups(opt, rates)
     if known_state.get(opt) is base.state: return
     for weight in weights: weight.store.settle(opt)
 
@@ -189,7 +190,7 @@ def _after_step(opt, *args):
     base = base_opt(opt)
     _joins.pop(id(base), noop)()
     guards,known = _guards_of(base),keeps_zero(base)
-    for guard in guards: guard.weight.store.after_step(guard.p, opt, known)
+    for guard in guards: guard.weight.store.after_step(guard.p, opt, base.state.get(guard.p, {}) if known else None)
     if not guards or known_state.get(opt) is base.state: return
     for guard in guards: guard.weight.store.settle(opt)  # the step may have made it
     known_state[opt] = base.state

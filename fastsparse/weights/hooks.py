@@ -38,8 +38,7 @@ class MaskHooks:
         self.names = {*names}  # of weights
         self.handles = []  # who holds this
         self.rested = False  # is the last forward one in evaluation?
-        self.root = self.shared = None  # weak references to the model, and to the DDP whose ranks share masks
-        self.found = None  # the class and the weights of the model at the last projection
+        self.found = []  # the class and the weights of the model at the last projection
 
     def __reduce__(self): return MaskHooks,(sorted(self.names),)  # that of a copy enforces all masks
 
@@ -92,7 +91,7 @@ def attach(self:MaskHooks, model):
         m._load_state_dict_pre_hooks.move_to_end(handle.id, last=False)
     warn_of_dense(model, weights, self.names)
     self.names = {w.name for w in held}
-    self.root,self.found = weakref.ref(model),[type(model), *weights_in(model)]
+    self.found = [type(model), *weights_in(model)]
 
 @patch
 def show(self:MaskHooks, module, state, prefix, *args):
@@ -112,8 +111,7 @@ def is_held(self:MaskHooks, w):
 @patch(as_prop=True)
 def weights(self:MaskHooks):
     "The weights whose masks it enforces"
-    model = self.root and self.root()
-    return [w for w in weights_in(model) if w.guard is not None and self.is_held(w)] if model is not None else []
+    return [w for w in self.found[1:] if w.guard is not None and self.is_held(w)]
 
 def warn_of_dense(model, weights, names):
     "Warn if one of the parameters `names`, which were sparse, isn't among the `weights` of `model`"
@@ -149,16 +147,16 @@ def refuse_load(
 
 # %% ../../nbs/205_weights.hooks.ipynb #bfee704f
 @patch
-def check_load(self:MaskHooks, module, state, prefix, about, *args):
+def check_load(self:MaskHooks, module, state, prefix, *args):
     "Raise if values would be lost, and prepare the weights for the file"
     if prefix and self not in module._forward_pre_hooks.values(): return
     weights = [w for w in masked_params(module) if self.is_held(w) and not w.learned]
-    names,assigns = param_names(module),about.get('assign_to_params_buffers')
+    names = param_names(module)
     for w in weights:
         own = [prefix+n for n in names.get(id(w.p), [w.name])]
         refuse_load(w, state, own, f'{prefix}{w.name}_mask')
     warn_if_sparser(weights, state, prefix)
-    for w in weights: w.store.before_load(state.get(f'{prefix}{w.name}_mask'), assigns)
+    for w in weights: w.store.before_load(state.get(f'{prefix}{w.name}_mask'))
     self.rested = False
 
 def warn_if_sparser(weights, state, prefix):
@@ -196,21 +194,22 @@ def unhook(model:nn.Module, hook:MaskHooks):
 # %% ../../nbs/205_weights.hooks.ipynb #5046b73a
 class HookHandle:
     "Masks are enforced until `remove()`, or until the end of a `with` block; masks and zeros stay"
-    def __init__(self, hook=None, only=None):
-        self.hook,self.only = hook,only
+    def __init__(self, hook=None, model=None, only=None):
+        self.hook,self.model,self.only = hook,model,only
         if hook is not None: hook.handles.append(self)
 
     def remove(self):
         "End enforcement"
         hook,self.hook = self.hook,None
         if hook is None or self not in hook.handles: return
-        model,ws = hook.root(),hook.weights
+        ws = hook.weights
         hook.handles.remove(self)
         for w in ws:
             if hook.handles and hook.is_held(w): continue
             w.remove()
             hook.names.discard(w.name)
-        if not hook.handles and model is not None: unhook(model, hook)
+        if not hook.handles: unhook(self.model, hook)
+        before_state(self.model)  # another hook may enforce some of the same masks
 
     def __enter__(self): return self
     def __exit__(self, *args): self.remove()
@@ -228,8 +227,8 @@ def enforce_masks(
         model.register_forward_pre_hook(hook)
         model.register_load_state_dict_post_hook(hook.project)
         model.register_state_dict_pre_hook(hook.project)
-    elif not hook.handles: HookHandle(hook)  # the hook of a copy
-    held = HookHandle(hook, only)
+    elif not hook.handles: HookHandle(hook, model)  # the hook of a copy
+    held = HookHandle(hook, model, only)
     hook.attach(model)
     wake(hook.weights)
     return held
@@ -243,9 +242,10 @@ def share_masks(
     "Give all ranks the masks of rank 0, and its weights under them, where masks differ"
     ws = [w for w in masked_params(model) if w.store.plain]
     root = dist.get_global_rank(group, 0) if group else 0
-    sums,found = {w.name:w.store.checksum() for w in ws},[None]*dist.get_world_size(group)
-    dist.all_gather_object(found, sums, group)
-    differ = [w for w in ws if len({f.get(w.name) for f in found})>1 and all(w.name in f for f in found)]
+    found = [None]*dist.get_world_size(group)
+    dist.all_gather_object(found, {w.name:w.store.checksum() for w in ws}, group)
+    sums = {w.name:{f.get(w.name) for f in found} for w in ws}
+    differ = [w for w in ws if len(sums[w.name])>1 and None not in sums[w.name]]
     for w in differ:
         for t in (w.mask, w.p):
             box = t.detach().clone()
@@ -254,6 +254,8 @@ def share_masks(
     return [w.name for w in differ]
 
 # %% ../../nbs/205_weights.hooks.ipynb #47737591
+_shared = weakref.WeakSet()  # wrapped models whose ranks have the same masks
+
 @patch
 def share(self:MaskHooks, module, ddp):
     "Begin data parallel training with the same masks on all ranks, where they have to stay the same"
@@ -261,7 +263,7 @@ def share(self:MaskHooks, module, ddp):
     if join.enable and not join.throw_on_early_termination and any(w.tally for w in self.weights):
         raise ValueError("ranks make different numbers of steps inside Join, and some would keep old masks: give each rank "
             "as many batches (DistributedSampler), pass throw_on_early_termination=True, or call remove() of the engine")
-    if self.shared is not None and self.shared() is ddp: return
+    if ddp in _shared: return
     share_masks(module, ddp.process_group)
-    self.shared = weakref.ref(ddp)
+    _shared.add(ddp)
     self.project(module)

@@ -59,26 +59,25 @@ def optimizers_of(
 _under_root = 'sqr_avg','exp_avg_sq','max_exp_avg_sq','square_avg','sum'
 
 def second_moments(
-    opt, # A fastai or torch optimizer
-    p:torch.Tensor, # One of its parameters
+    state:dict, # An optimizer's state of `p`
+    p:torch.Tensor, # A parameter
 ) -> list: # Tensors of `p`'s shape, if zeros under a root are slow on its device
-    "The averages of squares that `opt` takes the root of, for the single weights of `p`"
-    if not torch.backends.mkl.is_available(): return []
-    state,found = opt_state(opt, p),[]
+    "The averages of squares that an optimizer takes the root of, for the single weights of `p`"
+    found = []
     for k in _under_root:
         v = state.get(k)
-        if type(v) is not torch.Tensor or v.shape!=p.shape or not v.numel(): continue
-        if v.device.type=='cpu' and v.dtype in (torch.float,torch.double): found.append(v)
+        if type(v) is not torch.Tensor or v.shape!=p.shape or not v.is_cpu or not v.numel(): continue
+        if v.dtype in (torch.float,torch.double) and torch.backends.mkl.is_available(): found.append(v)
     return found
 
 def lift_dead(
-    opt, # A fastai or torch optimizer that has made a step
-    p:torch.Tensor, # One of its parameters
+    state:dict, # An optimizer's state of `p` after a step
+    p:torch.Tensor, # A parameter
     mask:torch.Tensor, # Its mask
     place:int=None, # A dead place to look at; None is the first
 ):
     "Keep the second moments of dead weights of `p` above zero on processors where square roots of zeros are slow"
-    for v in second_moments(opt, p):
+    for v in second_moments(state, p):
         tiny = torch.finfo(v.dtype).tiny
         if place is None: place = int(mask.numpy().argmin())
         if v.numpy().item(place)<1e7*tiny: torch.maximum(v, (~mask).to(v.dtype).mul_(1e8*tiny), out=v)

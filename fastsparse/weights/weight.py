@@ -4,19 +4,21 @@
 
 # %% auto #0
 __all__ = ['Masked', 'Weight', 'gathered', 'Dense', 'register_store', 'store_of', 'notice', 'as_read', 'wake', 'n_outside',
-           'warn_of_lost', 'mask_grads', 'follow_all', 'warn_of_replaced', 'computed_weights', 'refuse_lost']
+           'mask_grads', 'follow_all', 'computed_weights', 'refuse_lost']
 
 # %% ../../nbs/202_weights.weight.ipynb #11bc9abf
 import torch,zlib
 from copy import deepcopy
 from fastcore.basics import *
-from ..core.optimizers import base_opt
+from ..core.optimizers import base_opt,opt_state
 from ..core.registry import plug_in
 from ..masks.scores import Live
-from ..masks.selection import count_live,live_places,local_part,put_,zero_dead_
-from .gradient import DenseGradient,mask_grad_,project_,scale_since
+from ..masks.selection import count_live,live_places,local_part,put_
+from .gradient import DenseGradient,mask_grad_,projection
 from .optimizers import grad_history,lift_dead,optimizers_of,second_moments,slow_weights,state_tensors
 from functools import partial
+from itertools import compress
+from operator import not_
 from torch import nn
 from warnings import warn
 
@@ -84,9 +86,7 @@ class Dense:
     own_part = staticmethod(lambda p, t: t)  # the entries of `t`, a tensor of the whole shape, that `p` holds
     behind = None  # a function that finds the parameter that optimizers step, if a forward uses another one
     def agree(self, found): return found  # what all processes that hold a part of the weight say
-    def may_be_replaced(self): return True  # by a parameter that is assigned to the module
-    def put_in(self, p): pass  # the parameter `p` was put into the module without an assignment
-    def before_load(self, mask, assigns): pass  # a file with this `mask` is about to be loaded, or assigned
+    def before_load(self, mask): pass  # a file with this `mask` is about to be loaded
 
     def checksum(self): return zlib.crc32(self.weight.full_mask().detach().cpu().contiguous().numpy().tobytes())
 
@@ -114,7 +114,8 @@ class Dense:
     def gradient(self, dense):
         "The arguments of `GradAverage.add`: the dense gradient, or live values and their places"
         if not dense: return self.live_part(self.weight.p.grad),self.live_places()
-        follow_all(mask_grads([self.weight]))
+        mask_grads([self.weight])
+        follow_all([self.weight])
         return self.read_grad(),
 
 # %% ../../nbs/202_weights.weight.ipynb #1c4f5f63
@@ -136,15 +137,6 @@ def notice(model:nn.Module):
     "Let each kind of store look for parameters that match it"
     plug_in()
     for store in _stores: store.notice(model)
-
-# %% ../../nbs/202_weights.weight.ipynb #24c37ea5
-@patch
-def place(self:Weight, name, store):
-    "Take a name, and the kind of store that the parameter needs now; live weights stay live"
-    self.name = name
-    if type(self.store) is store or self.store.copied: return
-    self.store = store(self)
-    if self.guard is not None: self.guard.watch(self.p)
 
 # %% ../../nbs/202_weights.weight.ipynb #c1068568
 @patch
@@ -168,6 +160,14 @@ def __deepcopy__(self:Weight, memo):
     return new
 
 # %% ../../nbs/202_weights.weight.ipynb #977adb5f
+@patch
+def place(self:Weight, name, store):
+    "Take a name, and the kind of store that the parameter needs now; live weights stay live"
+    self.name = name
+    if type(self.store) is store or self.store.copied: return
+    self.store = store(self)
+    if self.guard is not None: self.guard.watch(self.p)
+
 @patch
 def read(self:Weight, places=None, grad=False):
     "The weights as a dense tensor, or those at `places` as a vector; with the dense gradient if `grad`"
@@ -204,7 +204,7 @@ def live_places(self:Dense):
 @patch
 def project(self:Dense, p, mask):
     "Zero dead weights; if the mask moved, their optimizer state too"
-    project_(p, mask)
+    projection['project'](p, mask)
     now = self.stamp(p, mask)
     if self.followed==now: return
     for opt in optimizers_of(p): self.settle(opt)
@@ -214,18 +214,11 @@ def project(self:Dense, p, mask):
 def settle(self:Dense, opt):
     "Zero the state of dead weights in `opt`, except second moments that `lift_dead` has made"
     p,mask = self.weight.p,self.weight.mask
-    under_root = {id(t) for t in second_moments(opt, p)}
+    under_root = {id(t) for t in second_moments(opt_state(opt, p), p)}
     for t in slow_weights(opt, p) if self.weight.dense_history else state_tensors(opt, p):
         stays = mask
         if id(t) in under_root: stays = mask|t.ge(0)&t.le(1e8*torch.finfo(t.dtype).tiny)
-        project_(t, stays)
-
-@patch
-def zero_dead(self:Dense, inplace=True):
-    "Zero dead weights, in the parameter's memory or in new memory"
-    p = self.weight.p
-    if not inplace: p.data = p.data.clone()
-    zero_dead_(p, self.weight.mask)
+        projection['project'](t, stays)
 
 @patch
 def traced(self:Dense):
@@ -241,7 +234,10 @@ def project(self:Weight):
 def wake(weights:list): # `Weight`s
     "Enforce masks, those of copies too"
     lost = {weight.name or weight.attr:n_outside(weight) for weight in weights if weight.passive}
-    warn_of_lost({name:n for name,n in lost.items() if n})
+    names = ', '.join([name for name,n in lost.items() if n])
+    if names: warn(f"{sum(lost.values())} values of {names:.80} are set to zero, since a copy of a model is trained "
+        "from now on, and they lie outside of the masks that it was copied with: to train an average of weights, "
+        "load its state_dict() into a model, which takes its masks too")
     for weight in weights:
         weight.passive = False
         weight.project()
@@ -260,15 +256,6 @@ def n_outside(weight) -> int:
     p,mask = weight.p,weight.mask
     is_there = weight.store.plain and p is not None and mask is not None and not p.is_meta
     return int((p.detach().ne(0)&~mask).sum()) if is_there else 0
-
-def warn_of_lost(lost):
-    "Warn that training a copy zeroes values; `lost` counts them by the parameter's name"
-    if not lost: return
-    name,*others = lost
-    more = f" and {len(others)} more parameter{'s'*(len(others)>1)}" if others else ''
-    warn(f"{sum(lost.values())} values of {name}{more} are set to zero, since a copy of a model is trained "
-        "from now on, and they lie outside of the masks that it was copied with: to train an average of weights, "
-        "load its state_dict() into a model, which takes its masks too")
 
 # %% ../../nbs/202_weights.weight.ipynb #0c2574f7
 @patch
@@ -303,54 +290,53 @@ def live_part(self:Dense, grad):
 # %% ../../nbs/202_weights.weight.ipynb #6aa56403
 def mask_grads(
     weights:list, # `Weight`s
-) -> list: # Triples of a weight, its gradient and its mask, if they are plain tensors and the gradient is masked
+):
     "Mask the gradients of the coming step; keep dense ones that were assigned if an update will read them"
-    held = []
     for weight in weights:
-        store,p = weight.store,weight.p
-        if not store.plain: store.mask_grad()
-        elif p is None: refuse_lost(weight.module, weight.attr, weight.name)
-        elif p.grad is not None and not weight.dense_history and (mask := weight.mask) is not None:
-            held.append((weight, p.grad, mask))
-            is_assigned = store.wants_dense and store.dense.place!=p.grad.data_ptr()
-            if is_assigned and (p.grad.detach().ne(0)&~mask).any(): store.take(p.grad)
-    for _,grad,mask in held: project_(grad, mask)
-    return held
+        p = weight.p
+        if p is None: refuse_lost(weight.module, weight.attr, weight.name)
+        elif p.grad is not None and not weight.dense_history: weight.store.mask_grad(p.grad, weight.mask)
+
+@patch
+def mask_grad(self:Dense, grad, mask):
+    "Mask the gradient of the coming step"
+    if mask is None: return
+    is_assigned = self.wants_dense and self.dense.place!=grad.data_ptr()
+    if is_assigned and (grad.detach().ne(0)&~mask).any(): self.take(grad)
+    else: projection['project'](grad, mask)
 
 @patch
 def take(self:Dense, grad):
     "Keep `grad`, which was assigned, as the dense gradient, and mask it"
     self.dense.clear()
     term = grad.detach().clone()
-    self.keep_term(term, project_(grad, self.weight.mask))
+    self.keep_term(term, projection['project'](grad, self.weight.mask))
 
 # %% ../../nbs/202_weights.weight.ipynb #508e4539
 @patch
-def after_step(self:Dense, p, opt, known):
-    "The optimizer `opt` has stepped the parameter; is it `known` to leave dead weights at zero?"
+def after_step(self:Dense, p, opt, state):
+    "The optimizer `opt` has stepped the parameter; `state` is None if it isn't known to leave dead weights at zero"
     mask = self.weight.mask
-    if not known: self.slow_optimizer = type(base_opt(opt)).__name__
+    if state is None: self.slow_optimizer = type(base_opt(opt)).__name__
     if mask is None: return
-    if known and not self.weight.dense_history: return lift_dead(opt, p, mask)
-    project_(p, mask)
+    if state is not None and not self.weight.dense_history: return lift_dead(state, p, mask)
+    projection['project'](p, mask)
     self.settle(opt)
 
 # %% ../../nbs/202_weights.weight.ipynb #83431c0c
-def follow_all(held:list): # What `mask_grads` returned
-    "Let the dense gradients follow what was done to the masked ones; `read_grad` reads them then"
-    stores = [(weight.store, grad) for weight,grad,_ in held if weight.store.dense.terms]
-    pairs_of = groupby([(store, store.live_part(grad)) for store,grad in stores], lambda pair: pair[1].device)
-    for pairs in pairs_of.values():
-        was = [store.dense.live_grad.to(live.dtype) for store,live in pairs]
-        found = scale_since(was, [live for _,live in pairs])
-        for (store,live),(scale,fits,some) in zip(pairs, found.tolist()):
-            if not (some or fits): store.dense.clear()  # it was set to zero
-            elif not store.dense.rescale_like(live, (scale,fits)): warn_of_replaced(store.weight)
+@patch
+def follow(self:Dense, grad):
+    "Let the dense gradient follow what was done to the masked one; is that a multiple of what arrived?"
+    return self.dense.rescale_like(self.live_part(grad))
 
-def warn_of_replaced(weight:Weight):
-    "Warn that an update reads gradients of dead weights that don't belong to those of live ones"
-    warn(f"the gradient of {weight.name} was replaced after its backward, and an update reads gradients of dead "
-        "weights: it takes those of the last backward; assign a dense gradient to replace those too")
+def follow_all(weights:list): # `Weight`s
+    "Let dense gradients follow what was done to the masked ones; `read_grad` reads them then"
+    held = [weight for weight in weights if weight.store.dense.terms and weight.p.grad is not None]
+    fits = [weight.store.follow(weight.p.grad) for weight in held]
+    if not held or torch.stack([fit.to(fits[0].device) for fit in fits]).all(): return
+    for weight in compress(held, map(not_, fits)):
+        warn(f"the gradient of {weight.name} was replaced after its backward, and an update reads gradients of dead "
+            "weights: it takes those of the last backward; assign a dense gradient to replace those too")
 
 # %% ../../nbs/202_weights.weight.ipynb #a27d8b70
 @patch
@@ -364,8 +350,7 @@ def write(self:Dense, t, places, values): put_(t.detach(), places, values)
 
 @patch
 def grow_grad(self:Dense, new):
-    "Give the gradient its entries at the places `new`, if an update asked for the dense one"
-    if not self.dense.terms: return
+    "Give the gradient the entries of the dense one at the places `new`"
     grad = self.weight.p.grad
     put_(grad, new, self.dense.summed().take(new))
     self.dense.fit_to(self.live_part(grad))
@@ -382,11 +367,11 @@ def put(self:Dense, gone, new, opts, start=None):
         for t in grad_history(opt, p):
             if dense_history: put_(t, new, 0)  # what is dropped keeps its history
             else: carry(t)
-        if len(gone) and not dense_history: lift_dead(opt, p, self.weight.mask, int(gone[0]))
+        if len(gone) and not dense_history: lift_dead(opt_state(opt, p), p, self.weight.mask, int(gone[0]))
     self.followed = self.stamp(p, self.weight.mask)
     if dense_history or p.grad is None: return
     carry(p.grad)
-    self.grow_grad(new)
+    if self.dense.terms: self.grow_grad(new)
 
 @patch
 def put(self:Weight, gone, new, opt, start=None):
@@ -397,7 +382,8 @@ def put(self:Weight, gone, new, opt, start=None):
 @patch
 def state(self:Dense):
     "The gradient, dense if an update will read it"
-    follow_all(mask_grads([self.weight]))
+    mask_grads([self.weight])
+    follow_all([self.weight])
     return dict(grad=self.read_grad())
 
 @patch
@@ -416,25 +402,21 @@ _ways_back = {'is parametrized':'parametrize.remove_parametrizations', 'has a we
 
 def computed_weights(
     m:nn.Module, # Any module
-) -> list: # Tuples of its name in `m`, what is wrong, and the call that undoes it
+) -> dict: # From its name in `m` to what is wrong, and what undoes it
     "Weights of `m` that are computed from its other parameters"
     found = dict.fromkeys(getattr(m, 'parametrizations', ()), 'is parametrized')
     for name in m._parameters:
         attr,_,end = name.rpartition('_')
         if end=='g' and f'{attr}_v' in m._parameters: found[attr] = 'has a weight norm'
         if end=='orig': found[attr] = 'has a spectral norm' if f'{attr}_u' in m._buffers else 'is pruned'
-    return [(attr, what, f"torch.nn.utils.{_ways_back[what]}(module, '{attr}')") for attr,what in found.items()]
+    return {attr:(what, f"call torch.nn.utils.{_ways_back[what]}(module, '{attr}'); ") for attr,what in found.items()}
 
 def refuse_lost(m:nn.Module, attr:str, name:str):
     "Raise a `ValueError` if the weight `attr` of `m`, in the model `name`, was made sparse and its mask has no effect"
-    name,is_there = name or attr,attr in m._parameters
-    way = f"call sparsify_parameter(model, '{name}', 0, mask_init='zeros')"
-    lost = None if is_there else first(o for o in computed_weights(m) if o[0]==attr)
-    if lost:
-        _,what,undo = lost
-        after = f" and then {way[5:]}, since its mask took the place of the one it had" if what=='is pruned' else ''
-        raise ValueError(f"{name} was made sparse, and {what} since then, so that it is computed and dead weights "
-            f"come back: call {undo}{after}, or unsparsify(model) to train it dense")
-    if is_there and f'{attr}_sparsity' in m._buffers and f'{attr}_mask' not in m._buffers:
-        raise ValueError(f"{name} was made sparse, and its mask was taken away (torch.nn.utils.prune.remove does so): {way} "
-            "to keep its zeros, or unsparsify(model) to train it dense")
+    name,what,undo = name or attr,None,''
+    if attr not in m._parameters: what,undo = computed_weights(m).get(attr, (None,''))
+    elif f'{attr}_sparsity' in m._buffers and f'{attr}_mask' not in m._buffers: what = 'has lost its mask'
+    if what is None: return
+    raise ValueError(f"{name} was made sparse, and {what} since then, so that dead weights come back: {undo}where "
+        f"no mask is left, call sparsify_parameter(model, '{name}', 0, mask_init='zeros'), "
+        "or call unsparsify(model) to train it dense")
