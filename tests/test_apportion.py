@@ -1,6 +1,6 @@
 "Integers out of fractions, and counts of live weights: every total is exact"
 import math, pytest, torch
-from fastsparse.masks.apportion import lift_counts,legal_counts,live_counts,share_out,whole_up
+from fastsparse.masks.apportion import lift_counts,legal_counts,live_counts,regrow_counts,share_out,whole_up
 from fastsparse.masks.distributions import erdos_renyi_sparsity,uniform_sparsity
 from fastsparse.masks.selection import floor_product
 from fractions import Fraction
@@ -108,3 +108,9 @@ def test_lifted_counts_keep_the_total_and_meet_their_floors(counts):
     lifted = lift_counts(counts, floors)
     if sum(floors)>sum(counts): assert lifted==floors
     else: assert sum(lifted)==sum(counts) and all(n>=least for n,least in zip(lifted, floors))
+
+@pytest.mark.parametrize('shares,total,room,grown', [([1,1],4,[4,4],[2,2]), ([3,1],4,[8,8],[3,1]), ([30,10],4,[8,8],[3,1]), ([1,0],5,[3,4],[3,2]), ([0,3],5,[4,3],[2,3]),
+    ([0,0],3,[4,4],[2,1]), ([5,1,0],6,[2,2,2],[2,2,2]), ([1,1],3,[0,4],[0,3])])
+def test_regrowth_by_hand(shares, total, room, grown):
+    "In proportion to the shares, but to the room at most; a share of zero gets what the others have no room for"
+    assert regrow_counts(shares, total, room)==grown
