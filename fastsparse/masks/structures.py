@@ -63,8 +63,8 @@ def seen(self:Structure, shape) -> tuple:
     has_experts = n_dim>1 and self.lie[2] is not None
     self.need(tuple(shape), n_dim!=2 or not has_experts, 'three or more dimensions')
     sizes = [shape[axis] for axis in self.order(n_dim)]
-    if has_experts: return tuple(sizes[:-1]),sizes[-1:]
-    return tuple(sizes),[]
+    n = n_dim-has_experts
+    return tuple(sizes[:n]),sizes[n:]
 
 @patch
 def layout(self:Structure, shape) -> tuple:
@@ -307,10 +307,14 @@ class Unstructured(Structure):
 
 # %% ../../nbs/103_masks.structures.ipynb #578594ad
 def lowest_live(mask, keep_f, n):
-    "The places of the `n` lowest live weights, and their scores; no others are computed if a score has a method `at`"
+    "The places of the `n` lowest live weights, and their scores; if these are few, no others are computed"
     places,score_f = places_of(mask),getattr(keep_f, 'at', None)
-    score = score_f(places) if score_f else keep_f().reshape(-1)[places]
-    lows = lowest(score, n, among=torch.ones_like(places, dtype=torch.bool))
+    if score_f is None or 4*len(places)>mask.numel():
+        score = keep_f().reshape(-1)
+        lows = lowest(score, n, among=mask)
+        return lows,score[lows]
+    score = score_f(places)
+    lows = lowest(score, n, among=places>=0)
     return places[lows],score[lows]
 
 # %% ../../nbs/103_masks.structures.ipynb #6d1b3214

@@ -9,10 +9,10 @@ __all__ = ['structure_of', 'structure_to_keep', 'misfits', 'need_structure', 'wi
 
 # %% ../../nbs/305_model.starting.ipynb #e94cbe60
 import operator,torch
-import torch.distributed as dist
 from fastcore.basics import *
 from ..core.checks import need_fraction
 from ..core.patterns import settings_of
+from ..core.ranks import of_first_rank
 from ..core.registry import call_with,declares,get_part,needs_of,parts_of,register_part,same_needs
 from ..masks.apportion import lift_counts,live_counts
 from ..masks.distributions import first_layer_dense_uniform,reads_scores,uniform_sparsity,usual_sparsity
@@ -159,9 +159,7 @@ def draw_seed(
 ) -> int: # `seed`, or a number from torch's generator; rank 0's in a process group
     "A seed that is the same on all ranks"
     if seed is not None: return operator.index(seed)
-    box = [int(torch.randint(2**62, (), device='cpu'))]
-    if dist.is_available() and dist.is_initialized(): dist.broadcast_object_list(box, src=0)
-    return box[0]
+    return of_first_rank(int(torch.randint(2**62, (), device='cpu')))
 
 # %% ../../nbs/305_model.starting.ipynb #36c90d64
 def check_score(
@@ -189,9 +187,10 @@ def as_mask(
     check_score(score, param.shape, name)
     if score.dtype!=torch.bool: return structure.top(score, n)
     live = count_live(score)
-    if not structure.legal(score): why = f'breaks the structure {str(structure)!r}'
-    elif n in (None, live): return score
-    else: why = f'has {live} live weights, and must have {n}'
+    why = f'breaks the structure {str(structure)!r}'
+    if structure.legal(score):
+        if n in (None, live): return score
+        why = f'has {live} live weights, and must have {n}'
     raise ValueError(f"a mask for {name} {why}: return a score instead")
 
 # %% ../../nbs/305_model.starting.ipynb #fdcf4e75
