@@ -450,7 +450,7 @@ def test_elsewhere_an_update_waits_four_times(elsewhere):
     assert few.waits==many.waits==4
     assert (many.ops-few.ops)/8<=36, (few.ops,many.ops)
 
-@pytest.mark.parametrize('method', ['static','set','snfs','rigl','itop','gse','gmp','granet'])
+@pytest.mark.parametrize('method', ['static','set','snfs','rigl','itop','gse','gmp','granet','auto'])
 def test_elsewhere_updates_choose_the_same(method, request):
     "Layers of three sizes, chosen for together and each alone"
     def run():

@@ -19,6 +19,7 @@ from .solve import fit_outputs,paired_data,put_values,Reader,warn_of_unsolved
 from ..prune.inputs import Calibration,listening,Products,Unreached,without_padding
 from ..prune.layerwise import eager_experts
 from functools import partial
+from operator import attrgetter
 from torch import nn
 
 # %% ../../nbs/723_cut.experts.ipynb #b7eee613
@@ -44,7 +45,7 @@ class ExpertBlock:
 def _n_experts(m):
     "How many experts a module holds; None if it holds none"
     if isinstance(m, nn.ModuleList):
-        shapes = {tuple(p.shape for p in o.parameters()) for o in m}
+        shapes = {tuple(map(attrgetter('shape'), o.parameters())) for o in m}
         return len(m) if len(m)>1 and len(shapes)==1 and () not in shapes else None
     for k,p in m._parameters.items():
         axis = None if p is None else axes_of(m, k).experts

@@ -27,10 +27,12 @@ class Birth:
     def __init__(self, model, plan, xb):
         store_attr('model,plan')
         for n,m in model.named_modules():
-            if not (found := unset(m)) or initialiser(m) is not None: continue
+            found = unset(m)
+            if not found or initialiser(m) is not None: continue
             raise ValueError(f"{f'{n}.{found[0][1]}'.lstrip('.')} is on the meta device, and {type(m).__name__} has no reset_parameters() "
                 "to give it values: write one, or make it with device='cpu'")
-        if bad := first(reasons(model, plan.params).items(), lambda o: o[1]):
+        bad = first(reasons(model, plan.params).items(), lambda o: o[1])
+        if bad:
             raise ValueError(f"{bad[0]} is on the meta device, and can't be stored as live values ({bad[1]}): leave it dense with "
                 f"exclude={bad[0]!r}, or call model.to_empty(device='cpu') and initialise all layers first")
         if xb is not None:

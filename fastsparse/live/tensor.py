@@ -216,7 +216,8 @@ def _sent(t):
     "What another process gets: bytes of a dense copy, since memory that is shared must stay until the other one has it"
     if isinstance(t, LiveTensor) and t.is_shared():
         warn("a process that isn't forked gets a copy of live weights, which shares no memory: call store_dense(model) before share_memory()")
-    torch.save(plain(t), data := io.BytesIO())
+    data = io.BytesIO()
+    torch.save(plain(t), data)
     return _received,(data.getvalue(),)
 
 for _kind in (LiveTensor,LiveView): ForkingPickler.register(_kind, _sent)

@@ -229,7 +229,7 @@ def listening(modules, before=None, after=None, **kwargs):
 
 def owners_of(model, p):
     "The modules that hold the parameter `p`"
-    return [m for m in model.modules() if any(own is p for own in m._parameters.values())]
+    return [m for m in model.modules() if id(p) in map(id, m._parameters.values())]
 
 def _owners(model, goal):
     "The modules whose forward shows what meets the weight of `goal`"

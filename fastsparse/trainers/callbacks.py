@@ -121,18 +121,16 @@ class SparseTrainerCallback(_Driver):
     "Sparse training under Hugging Face's `Trainer`"
     def __new__(cls, *args, **kwargs): return _made(cls, need_package('transformers', 'hf').TrainerCallback)
 
-    @delegates(SparseEngine.__init__, but=['model','opt','n_steps','sparsity','sparse_f','seed'])
+    @delegates(_Driver.__init__)
     def __init__(self,
-        sparsity:float=None, # Fraction dead, in [0,1); None takes a model that has masks as it is
-        sparse_f=None, # The distribution of a dense model; None is the method's own, Erdős–Rényi-Kernel where it has none
-        seed:int=None, # Seed of the random choices; None draws one from torch's generator
-        sparsify:dict=None, # More settings of `sparsify_model`, such as `dict(also=..., chosen=...)`
+        sparsity:float=None, # As in `SparseLightningCallback`; so are the next three
+        sparse_f=None,
+        seed:int=None,
+        sparsify:dict=None,
         resume_from=None, # Folder of the checkpoint that is resumed from; None is the one of the step in the trainer's output folder
-        sparse_compute:bool=None, # Compute with live weights only? None where a fixed rule says that it pays, False never
-        n_steps:int=None, # Steps after which masks are fixed, to train a saved run longer; None is all steps of the trainer
         **kwargs
     ):
-        super().__init__(sparsity, sparse_f, seed, sparsify, sparse_compute, n_steps, **kwargs)
+        super().__init__(sparsity, sparse_f, seed, sparsify, **kwargs)
         self.resume_from = resume_from
 
     def on_init_end(self, args, state, control, model=None, **kwargs):

@@ -113,10 +113,13 @@ class Dense:
 
     def gradient(self, dense):
         "The arguments of `GradAverage.add`: the dense gradient, or live values and their places"
-        if not dense: return self.live_part(self.weight.p.grad),self.live_places()
-        mask_grads([self.weight])
-        follow_all([self.weight])
-        return self.read_grad(),
+        if dense:
+            mask_grads([self.weight])
+            follow_all([self.weight])
+            return self.read_grad(),
+        grad = self.weight.p.grad
+        live = self.live_part(grad)
+        return (grad.detach(),) if len(live)==grad.numel() else (live,self.live_places())
 
 # %% ../../nbs/202_weights.weight.ipynb #1c4f5f63
 _stores = []
