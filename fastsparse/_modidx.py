@@ -2818,8 +2818,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                             'fastsparse/report/pictures.py'),
                                             'fastsparse.report.pictures._plot_inputs': ( 'report.pictures.html#_plot_inputs',
                                                                                          'fastsparse/report/pictures.py'),
-                                            'fastsparse.report.pictures._plot_moves': ( 'report.pictures.html#_plot_moves',
-                                                                                        'fastsparse/report/pictures.py'),
                                             'fastsparse.report.pictures._short': ( 'report.pictures.html#_short',
                                                                                    'fastsparse/report/pictures.py'),
                                             'fastsparse.report.pictures.animate_masks': ( 'report.pictures.html#animate_masks',
