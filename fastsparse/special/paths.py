@@ -89,7 +89,8 @@ def connect(self:Guide,
     if own is None or param.place<=self.place: self.reached = None
     self.place = param.place
     if own is None: return mask
-    before,n = self.reached,own.shape[1]
+    before = self.reached
+    n = own.shape[1]
     if before is None or not before.any() or n%len(before):
         self.reached = own.any(1)
         return mask
