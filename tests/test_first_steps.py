@@ -86,5 +86,5 @@ def test_a_sparse_model_keeps_its_layers_shares_at_another_sparsity(by):
         assert live(m)==[400,600,120]
         by(m, 1-sum(expect)/5632, **kwargs)
         assert live(m)==expect
-    with pytest.raises(ValueError, match=' sparse, and rest by this method'): by(sparse(), .9, method='static')
+    with pytest.raises(ValueError, match=' sparse, and this method doesn.t move them'): by(sparse(), .9, method='static')
     by(sparse(), .8, method='static')

@@ -93,7 +93,7 @@ calls = [
     (lambda o: DynamicSparseTraining(o.sparse, sgd(o.sparse), 100, RigL_presets), "method='RigL'"),
     (lambda o: DynamicSparseTraining(o.sparse, sgd(o.sparse), 100, method='set', batches_per_update=0), 'batches_per_update is 0'),
     (loop('dense', every=2, **GMP_presets(sparsity=.6, sparse_f=layers_dense(0))), 'must be below 0.'),
-    (loop(method='static', every=None, sparsity=.9), 'sparse, and rest by this method'),
+    (loop(method='static', every=None, sparsity=.9), 'sparse, and this method doesn.t move them'),
     # times and counts of a method
     (bound(updates=FreqSchedule(samples(640))), 'batch_size'), (bound(updates=FreqSchedule(epochs(1))), 'steps_per_epoch'),
     (bound(drop_fraction=CubicSchedule(.3, 0, stop=samples(640))), 'batch_size'), (bound(sparsity=CubicSchedule(0, .5, stop=epochs(2))), 'steps_per_epoch'),
@@ -127,7 +127,7 @@ calls = [
     *[(fit(*args), say) for args,say in (((0,.9),'n_epoch'), ((1,1.),r'\[0,1\)'), ((1,-.1),r'\[0,1\)'), ((1,'x'),'sparsity'), ((1,.9,-1.),'lr'), ((1,.9,None,'nope'),'nope'),
         ((1,.9,slice(-1,0)),'lr'), ((1,.9,slice('a',1.)),'lr'), ((1,.9,slice(None)),'lr'), ((1,.9,True),'lr'))],
     (fit(1, .9, cbs=[Callback(), 3]), 'cbs holds 3', TypeError),
-    (lambda o: learner(o.sparse).fit_sparse(1, .9, method='static'), 'sparse, and rest by this method'),
+    (lambda o: learner(o.sparse).fit_sparse(1, .9, method='static'), 'sparse, and this method doesn.t move them'),
     *[(search(**kw), say, (ValueError,TypeError)) for kw,say in ((dict(budget=2.5),'budget'), (dict(budget='a'),'budget'), (dict(seeds=0),'seeds is 0'), (dict(seeds=1.5),'seeds'),
         (dict(sparsities=('a',)),'sparsity'), (dict(sparsities=(1.5,)),'1.5'), (dict(tolerance='a'),'tolerance'), (dict(tolerance=-1),'tolerance'), (dict(lr=-1),'lr'), (dict(foo=1),'foo'),
         (dict(method='nope'),'nope'), (dict(seed=3),'seed'), (dict(mask_init='nope'),'mask_init'), (dict(sparse_f='nope'),'nope'), (dict(cbs=3),'cbs'),

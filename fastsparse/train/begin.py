@@ -47,7 +47,7 @@ def requested_counts(group, keeps_shares):
     counts = group.counts(method.sparsity, own)
     if not (own or group.fixed): warn_of_counts(counts, params, method.sparsity, method.sparse_f, method.structure)
     if method.is_static and not has_live(params, method.structure, sum(counts)):
-        raise ValueError(f"the masks are {1-sum(live)/sum(sizes):.4g} sparse, and rest by this method: "
+        raise ValueError(f"the masks are {1-sum(live)/sum(sizes):.4g} sparse, and this method doesn't move them: "
             f"pass that sparsity instead of {method.sparsity}, take a method that moves them, "
             "or call unsparsify(model) first")
     return {id(param.p):n for param,n in zip(params, counts)}

@@ -207,8 +207,8 @@ def fine_tune_sparse(self:Learner,
     need_number('freeze_epochs', freeze_epochs, 0, whole=True)
     need_number('base_lr', base_lr, 0, above=True)
     need_number('lr_mult', lr_mult, 0, above=True)
-    if 'lr_max' in kwargs: raise TypeError("fine_tune_sparse has no lr_max: its highest rate is twice "
-        "base_lr, so pass half of it as base_lr=")
+    rate = first(k for k in ('lr_max','lr') if k in kwargs)
+    if rate: raise TypeError(f"fine_tune_sparse has no {rate}: its highest rate is twice base_lr, so pass half of it as base_lr=")
     rates = slice(2*base_lr/lr_mult, 2*base_lr)
     kwargs |= dict(mask_init=mask_init, pct_start=pct_start, div=div)
     plan = plan_fit(self, epochs, sparsity, rates, **kwargs)

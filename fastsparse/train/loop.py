@@ -156,7 +156,7 @@ def _warn_of_others(self:DynamicSparseTraining, opt, weight):
     self.n_others += 1
     if self.n_others!=2: return
     warn(f"the engine has not seen a step of its {type(base_opt(self.opt)).__name__} while "
-        f"{type(opt).__name__} stepped {weight.name}, so connections rest: call its remove(), and make a new "
+        f"{type(opt).__name__} stepped {weight.name}, so connections don't move: call its remove(), and make a new "
         "one with the optimizer whose step() trains the model (of a wrapper such as SAM, the one inside)")
 
 # %% ../../nbs/405_train.loop.ipynb #dfd90ffb

@@ -389,7 +389,9 @@ def why_stuck(self:Tally):
     if not 0<live<self.n or method.is_static or not method.grows: return ''
     if method.path or method.redistribute_f is not None: return ''
     fraction = method.initial_drop_grow_pct
-    if method.fractions is not None: fraction = min_max_end(method.fractions, 0, method.n_steps or 0)[1]
+    if method.fractions is not None:
+        if method.n_steps is None: return ''
+        fraction = min_max_end(method.fractions, 0, method.n_steps)[1]
     if self.would_move(live, live, self.n_kept(live, live, fraction)): return ''
     least = self.structure.least_drop(self.shape)
     return f"can't move: an update drops {fraction:.2g} of {live} live weights, less than {least}"
