@@ -160,7 +160,8 @@ def prune_weights(
     tensors = {k:v for k,v in state.items() if isinstance(k, str) and isinstance(v, torch.Tensor)}
     chosen = {k:v for k,v in tensors.items() if is_layer_weight(k, v)}
     aside = {place(v) for k,v in tensors.items() if k not in chosen}-{None}
-    new,made = dict(state),{}
+    new = dict(state)
+    made = {}
     for k,v in chosen.items():
         at = place(v)
         if v.ndim<2 or not (v.is_floating_point() or v.is_quantized) or v.ndim==2 and at in aside: continue  # shared with an embedding

@@ -65,7 +65,7 @@ def choose_units(tally, keep_score, grow_score, kept, target, budget=None):
 def has_units(tally, grow_score):
     "Can this weight be chosen for by its blocks?"
     known = grow_score is None or grow_score.f in (random_score,gradient_magnitude) or isinstance(grow_score.f, SampledGradient)
-    return known and type(tally.structure) is Block and isinstance(tally.structure.reduce, str)
+    return known and type(tally.structure) is Block and tally.structure.lie==Block.lie and isinstance(tally.structure.reduce, str)
 
 def choose_blocks(
     jobs:list, # Tuples of the arguments of `choose` of `train.moves`

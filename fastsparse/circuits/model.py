@@ -158,7 +158,8 @@ def block_links(
 ) -> list: # Of `Link`
     "The links from `at.emb` through all blocks to `at.read`, by the present weights"
     same = torch.eye(blocks[0].q.weight.shape[1], dtype=torch.bool)  # positions come after the stream
-    out,writes = [],['at.emb']
+    out = []
+    writes = ['at.emb']
     def read(name, weight=same[:d,:d]): return [Link(o, name, weight, 'same') for o in writes]
     for i,b in enumerate(blocks):
         def at(o): return f'blocks.{i}.at.{o}'
@@ -215,7 +216,8 @@ def gpt2_links(
     pair,gate = torch.zeros(2, 3*d, 3*d, dtype=torch.bool)
     pair[:d,d:2*d] = pair[d:2*d,:d] = same
     gate[2*d:,:2*d] = (heads[:,None]==heads).repeat(1, 2)
-    out,writes = [],['transformer.drop']
+    out = []
+    writes = ['transformer.drop']
     def read(name): return [Link(o, name, same, 'same') for o in writes]
     for i,b in enumerate(model.transformer.h):
         parts = 'ln_1','attn.c_attn','attn.c_proj','ln_2','mlp.act','mlp.c_proj'

@@ -42,7 +42,8 @@ class ModelCall(ModelConfig):
 # %% ../../nbs/721_cut.call.ipynb #1a982570
 def _gone(counts, sizes):
     "Groups that a model of these sizes lacks: the first of each space stay"
-    groups,gone = counts.groups,[]
+    groups = counts.groups
+    gone = []
     for s,gs in counts.spaces.items():
         for name,d in s:
             labels = groups.axes[name,d]

@@ -366,7 +366,8 @@ _title = '<!-- what fastsparse cut -->'
 
 def _readme(counts, gone, opens):
     "The text about the folder of a cut model"
-    name,lines = counts.config.cls.__name__,[]
+    name = counts.config.cls.__name__
+    lines = []
     for space,gs in counts.spaces.items():
         m = _n_left(gone, gs)
         if m<len(gs): lines.append(f'- `{_layer_of(space)}`: {m} of {len(gs)} left')

@@ -108,7 +108,8 @@ def expert_scores(
     bs:int=32, # Batch size for a dataset
 ) -> dict: # Name of the experts' module → score of each; 0 for one that no token reaches
     "The mean of router weight times norm of output, over an expert's tokens (REAP, arXiv:2510.13999)"
-    calib,res = Calibration(model, data, n_samples, bs),{}
+    calib = Calibration(model, data, n_samples, bs)
+    res = {}
     blocks = expert_blocks(calib.model)
     sums = {o.name:torch.zeros(2, o.n, dtype=torch.double, device=calib.device) for o in blocks}
     at = {o.experts if o.fused else o.block:o for o in blocks}

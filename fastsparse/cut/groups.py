@@ -102,7 +102,8 @@ def read_by(self:Groups, p:Product, hit):
 @patch
 def needed(self:Groups):
     "Which groups the outputs depend on, or an operation holds"
-    res,before = self.mask(self.held),None
+    res = self.mask(self.held)
+    before = None
     while before is None or not res.equal(before):
         before = res.clone()
         for p in reversed(self.products):

@@ -71,7 +71,8 @@ def _mean_loss(model, skipped, ps, losses):
 
 def _least_loss(model, blocks, n, data, loss_func, n_samples, bs):
     "The `n` blocks without which the loss is lowest, chosen one by one"
-    gone,ms = [],[*blocks.values()]
+    gone = []
+    ms = [*blocks.values()]
     def loss(i):
         mean = partial(_mean_loss, module_of(model), [ms[j] for j in (*gone,i)])
         return scores_by_loss(mean, model, [], data, loss_func, n_samples, bs, False)

@@ -213,7 +213,8 @@ def fold_norms(
     "Fold each BatchNorm into the convolution or linear layer before it, if nothing else uses that layer"
     products = Counter(p.name for p in walk.products)
     norms = Counter(n for *_,n in walk.normed)
-    new,names = {},[]
+    new = {}
+    names = []
     for x,weight,name in walk.normed:
         if weight is None or walk.uses[x]>1 or products[weight]>1 or norms[name]>1: continue
         layer = model.get_submodule(weight.rpartition('.')[0])
@@ -280,7 +281,8 @@ def move_constants(
 def _gather(groups, ps, gs):
     "Let one of the constant groups `gs` carry what all of them add, if each reader sees one index of each"
     if len(gs)<2: return
-    among,found = groups.mask(gs),[]
+    among = groups.mask(gs)
+    found = []
     for p in ps:
         cols = groups.root[p.cols].flatten()
         if not among[cols].any(): continue

@@ -171,7 +171,8 @@ def fit_outputs(
     damp:float, # As in `solved`
 ) -> torch.Tensor: # New weights
     "Fit weights to outputs of the dense network"
-    total,n = 0,w.shape[1]
+    total = 0
+    n = w.shape[1]
     try: torch.empty(3, n, n, dtype=w.dtype, device=w.device)
     except RuntimeError as e:
         raise ValueError(f"heal fits {n} columns at once, "

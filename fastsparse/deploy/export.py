@@ -318,7 +318,8 @@ def _times(functions, xb, n):
 # %% ../../nbs/802_deploy.export.ipynb #8a338833
 def _packed_layers(layers, format):
     "Packed layers by name, and a note on those that don't fit"
-    new,why = {},{}
+    new = {}
+    why = {}
     for n,m in layers.items():
         try: new[n] = packed(m, _storages[format])
         except (ValueError,RuntimeError) as e: why[n] = str(e)  # torch refuses some types, shapes and devices
@@ -334,7 +335,8 @@ def _auto(job, path):
     try: new,_ = shrink_plain(plain, xb)
     except ValueError: new = shared_copy(plain)  # its graph can't be followed
     layers = {n:m for n,m in storable(new, kernels=True).items() if n in job.layers}
-    calls,best = {},{}
+    calls = {}
+    best = {}
     with evaluating(new):  # removes the hooks
         for n,m in layers.items():
             def hook(_, args, kwargs, n=n): calls.setdefault(n, (args,kwargs))

@@ -41,7 +41,8 @@ def _narrow_graph(model, fraction, xb, seed):
     written = {}
     for p in groups.products:
         if p.rows is not None and p.name: written |= dict.fromkeys(groups.root[p.rows].flatten().tolist(), p.name.rpartition('.')[0])
-    gone,i = groups.mask([]),0
+    gone = groups.mask([])
+    i = 0
     for _,gs in groups.spaces():
         if gs[0] not in written or groups.held.get(gs[0])=='it leaves the model': continue
         n = max(round(fraction*len(gs)), 1)

@@ -63,7 +63,8 @@ class Sparsify(nn.Module):
         seed:int=None, # Seed of the random choices; None draws one from torch's generator
     ):
         super().__init__()
-        self.seed,self.step = draw_seed(seed),0
+        self.seed = draw_seed(seed)
+        self.step = 0
         vars(self).update(_checked(sparseness, backward_mode, score_func, backward_sparseness, every, penalty))
         self.start(shape)
 
@@ -401,7 +402,8 @@ class LearnedMaskCallback(Callback):
         refreshes:int=30, # Fewest times that masks are chosen in a fit: lowers `every` in a short one; None never does
         **schedules # Name of a setting → a `Schedule`, `f(t)` or `f(t, n_updates)`: its value at step `t` of the fit, from 0
     ):
-        self.refreshes,self.schedules = refreshes,schedules
+        self.refreshes = refreshes
+        self.schedules = schedules
 
     def before_fit(self):
         "Bind the schedules, and lower `every` in a short fit"

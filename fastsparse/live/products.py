@@ -80,7 +80,8 @@ tapped = Operator('tapped', _tapped, _shape, _tapped_back, _tap)  # a copy of ou
 # %% ../../nbs/514_live.products.ipynb #0668dc66
 def traced(x, weight, bias):
     "A product in compiled code; what makes the dense gradient is handed over if an update will read it"
-    cell,learns = weight.cell,weight.requires_grad
+    cell = weight.cell
+    learns = weight.requires_grad
     y = cell.index.linear(x, cell.leaf if learns else cell.leaf.detach(), bias)
     return tapped(y, x.detach().to(y.dtype), cell.keeper) if learns and cell.keeper is not None else y
 

@@ -115,14 +115,12 @@ def add(self:GradAverage, memo, grad, live=None):
 # %% ../../nbs/104_masks.scores.ipynb #735d33b2
 @patch
 def value(self:GradAverage, memo, at=None):
-    "The average in `memo`, of all weights or those `at` some rows or indices; a moving average is bias-corrected"
+    "The average in `memo`, of all weights or those `at` some indices; a moving average is bias-corrected"
     n = 1-self.decay**memo['n'] if self.decay else memo['n']
-    has_indices,live = isinstance(at, torch.Tensor),memo['live']
-    if has_indices and live is not None and live.places.equal(at): return memo['total']/n
-    total = densify(memo)['total']
-    if has_indices: total = total.reshape(-1).index_select(0, at)
-    elif at is not None: total = total[at]
-    return total/n
+    if at is None: return densify(memo)['total']/n
+    live = memo['live']
+    if live is not None and live.places.equal(at): return memo['total']/n
+    return densify(memo)['total'].reshape(-1).index_select(0, at)/n
 
 # %% ../../nbs/104_masks.scores.ipynb #c83dc011
 @declares(collector=GradAverage('square', power=2), elementwise=True)

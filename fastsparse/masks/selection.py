@@ -153,7 +153,6 @@ def highest(
     "The places of the `k` highest scores in `among`"
     s,among = score.reshape(-1),among.reshape(-1)
     n = count_live(among)
-    need_number('the number to choose', k, 0, n)
     cut = cut_above(s, among, n, k)
     if cut is not None:
         idx = live_places(above(s, cut).logical_and_(among))
@@ -172,7 +171,6 @@ def lowest(
     "The places of the `k` lowest scores in `among`: those left once `highest` has taken all others"
     s,among = score.reshape(-1),among.reshape(-1)
     n = count_live(among)
-    need_number('the number to choose', k, 0, n)
     cut = cut_above(s, among, n, k, sign=-1)
     idx = live_places(among if cut is None else above(s, -cut).logical_not_().logical_and_(among))
     if len(idx)<k: idx = live_places(among)

@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['Structure', 'inverse', 'places_of', 'drop_lowest', 'Unstructured', 'lowest_live', 'NM', 'FanIn', 'WholeUnits',
-           'Kernels', 'OutputChannels', 'InputChannels', 'Block', 'structures', 'read_word', 'as_structure', 'Permuted']
+           'Kernels', 'OutputChannels', 'InputChannels', 'Block', 'structures', 'read_word', 'as_structure']
 
 # %% ../../nbs/103_masks.structures.ipynb #5b0e1d2a
 import math,re,torch
 from bisect import bisect_right
-from dataclasses import dataclass,field,InitVar
+from copy import copy
+from dataclasses import dataclass,InitVar
 from fastcore.basics import *
 from ..core.checks import need_choice,need_fraction,need_number
 from ..core.registry import call_with,closest_name,parts_of
@@ -21,46 +22,94 @@ from torch import nn
 class Structure:
     "A rule for the masks of a parameter: its weights form groups of units of entries"
     sparsity,least,across,reduce = None,0,False,None
-    experts_join = 'outputs'  # where `for_axes` joins experts, so that none of them shares a group or a unit
+    lie = 0,1,None  # axes of outputs, inputs and experts in a parameter
     def __post_init__(self, *args):
         if not callable(self.reduce): need_choice('reduce', self.reduce, [None, *_reductions])
 
     def axes(self,
-        shape:tuple, # Shape of a parameter
+        shape:tuple, # Shape of a parameter, with outputs first and inputs second
     ) -> tuple: # Sizes of the finer axes, indices of those that count groups, indices of those that count units
         "Split a shape into finer axes; a `ValueError` if it doesn't fit"
         raise NotImplementedError
 
+    def line(self, shape):
+        "The shape of which `axes` are finer, and an axis of it with the number of places that fill it up"
+        return shape,0,0
+
     def check(self, shape):
         "Raise a `ValueError` if a parameter of this shape doesn't fit"
-        self.axes(tuple(shape))
+        self.layout(shape)
 
     def need(self, shape, fits, what):
         "Raise a `ValueError` that says what a parameter of `shape` needs, unless it `fits`"
         if fits: return
-        raise ValueError(f"{self} needs {what}, and the parameter has shape {shape}: take another structure")
+        order = '' if self.lie==Structure.lie else ' (outputs first, without experts)'
+        raise ValueError(f"{self} needs {what}, and the parameter has shape {shape}{order}: take another structure")
 
 # %% ../../nbs/103_masks.structures.ipynb #f4ca5b20
 @patch
+def order(self:Structure, ndim):
+    "The order of axes with outputs first, inputs second and experts last"
+    if ndim<2: return [*range(ndim)]
+    outputs,inputs,experts = self.lie
+    kernel = [axis for axis in range(ndim) if axis not in self.lie]
+    last = [] if experts is None else [experts]
+    return [outputs, inputs, *kernel, *last]
+
+@patch
+def seen(self:Structure, shape) -> tuple:
+    "A shape in that order, without experts, and a list that holds the number of experts if there are any"
+    n_dim = len(shape)
+    has_experts = n_dim>1 and self.lie[2] is not None
+    self.need(tuple(shape), n_dim!=2 or not has_experts, 'three or more dimensions')
+    sizes = [shape[axis] for axis in self.order(n_dim)]
+    n = n_dim-has_experts
+    return tuple(sizes[:n]),sizes[n:]
+
+@patch
 def layout(self:Structure, shape) -> tuple:
     "Sizes of the finer axes, their order with groups first and entries last, and the numbers of groups, units and entries"
-    sizes,groups,units = self.axes(tuple(shape))
+    seen,experts = self.seen(shape)
+    sizes,groups,units = self.axes(seen)
+    own = [len(sizes)]*len(experts)  # no group and no unit spans two experts
+    if groups: groups = own+groups
+    else: units = own+units
+    sizes = (*sizes,*experts)
     entries = [i for i in range_of(sizes) if i not in groups+units]
     dims = [math.prod(map(sizes.__getitem__, axes)) for axes in (groups,units,entries)]
     return sizes,groups+units+entries,dims
 
 @patch
+def view(self:Structure, t) -> torch.Tensor:
+    "A view of `t` with outputs first, inputs second and experts last"
+    return t.permute(self.order(t.ndim))
+
+@patch
 def split(self:Structure, t) -> torch.Tensor: # Groups by units by entries
     "`t` as groups by units by entries, each in row-major order"
     sizes,order,dims = self.layout(t.shape)
-    return t.reshape(sizes).permute(order).reshape(dims)
+    seen,experts = self.seen(t.shape)
+    lined,axis,extra = self.line(seen)
+    x = self.view(t).reshape([*lined,*experts])
+    if extra:
+        x = nn.functional.pad(x.movedim(axis, -1), (0,extra))
+        x = x.movedim(-1, axis)
+    return x.reshape(sizes).permute(order).reshape(dims)
 
 @patch
 def join(self:Structure, x, shape) -> torch.Tensor: # Contiguous tensor of that shape
     "A tensor of `shape` with each value of `x` (groups by units) at all entries of its unit"
     sizes,order,dims = self.layout(shape)
-    x = x.unsqueeze(-1).expand(dims).reshape([sizes[i] for i in order])
-    return x.permute(inverse(order)).reshape(shape).contiguous()
+    seen,experts = self.seen(shape)
+    lined,axis,extra = self.line(seen)
+    x = x.unsqueeze(-1).expand(dims)
+    x = x.reshape([sizes[i] for i in order]).permute(inverse(order))
+    if extra:
+        n = lined[axis]
+        x = x.reshape([*lined[:axis], n+extra, *lined[axis+1:], *experts])
+        x = x.narrow(axis, 0, n)
+    back = inverse(self.order(len(shape)))
+    return x.reshape([*seen,*experts]).permute(back).contiguous()
 
 def inverse(order):
     "The order of axes that undoes `order`"
@@ -157,7 +206,8 @@ def legal(self:Structure, mask) -> bool:
     if not mask.numel(): return True
     live = x.all(-1)
     if not live.equal(x.any(-1)): return False
-    each,room = live.sum(1),self.split(torch.ones_like(mask)).any(-1).sum(1)
+    each = live.sum(1)
+    room = self.split(torch.ones_like(mask)).any(-1).sum(1)
     most = max(int(each.max()), self.least)
     return each.equal(room.clamp(max=most))
 
@@ -203,7 +253,9 @@ def n_growable(self:Structure, score, mask):
     return count_live(self.any_of_unit(score!=0) & ~mask)
 
 # %% ../../nbs/103_masks.structures.ipynb #39ae7b15
-def drop_lowest(mask, score, n): return put_(mask.clone(), lowest(score.detach(), n, among=mask), False)
+def drop_lowest(mask, score, n):
+    lows = lowest(score.detach(), n, among=mask)
+    return put_(mask.clone(), lows, False)
 
 @patch
 def keep(self:Structure, mask, keep_f, n_drop, k, refill):
@@ -222,7 +274,8 @@ def keep(self:Structure, mask, keep_f, n_drop, k, refill):
 @patch
 def fill(self:Structure, stay, score_f, k):
     "The mask `stay` with the best free units added until each group has `k`"
-    kept,free = self.split(stay).any(-1),self.split(~stay).all(-1)
+    kept = self.split(stay).any(-1)
+    free = self.split(~stay).all(-1)
     short = k-kept.sum(1, keepdim=True)
     if not ((short>0)&free).any(): return stay
     grown = highest_in_rows(self.unit_scores(score_f()), short, free)
@@ -247,29 +300,29 @@ class Unstructured(Structure):
         need_number('n', n, 0, math.prod(shape))
         return n
 
+    def check(self, shape): "Any shape fits"
     def units_per_group(self, shape, n): return n
     def legal(self, mask): return True
     def top(self, score, n): return top_k_mask(score.detach(), n)
 
 # %% ../../nbs/103_masks.structures.ipynb #578594ad
-def lowest_live(mask, live, keep_f, n):
-    "The places of the `n` lowest of `live` weights, and their scores; if these are few, no others are computed"
-    if 4*live>mask.numel():
+def lowest_live(mask, keep_f, n):
+    "The places of the `n` lowest live weights, and their scores; if these are few, no others are computed"
+    places,score_f = places_of(mask),getattr(keep_f, 'at', None)
+    if score_f is None or 4*len(places)>mask.numel():
         score = keep_f().reshape(-1)
         lows = lowest(score, n, among=mask)
         return lows,score[lows]
-    places,score_f = places_of(mask),getattr(keep_f, 'at', None)
-    score = score_f(places) if score_f else keep_f().reshape(-1)[places]
-    lows = lowest(score, n, among=torch.ones_like(places, dtype=torch.bool))
+    score = score_f(places)
+    lows = lowest(score, n, among=places>=0)
     return places[lows],score[lows]
 
 # %% ../../nbs/103_masks.structures.ipynb #6d1b3214
 @patch
-def move_units(self:Unstructured, mask, keep_f, grow_f, n_drop, k):
-    live,none = count_live(mask),mask.new_empty(0, dtype=torch.long)
-    least = live-k
+def move(self:Unstructured, mask, keep_f, grow_f, n_drop, n):
+    none,least = mask.new_empty(0, dtype=torch.long),count_live(mask)-n
     n_drop = max(n_drop, least)
-    dropped,keep_score = lowest_live(mask, live, keep_f, n_drop) if n_drop else (none,none)
+    dropped,keep_score = lowest_live(mask, keep_f, n_drop) if n_drop else (none,none)
     if grow_f is None or n_drop==least: return dropped,none
     stay = put_(mask.clone(), dropped, False)
     sample_f = getattr(grow_f, 'drawn', None)
@@ -293,7 +346,6 @@ class NM(Structure):
     pad:bool=False # May the last group of a row be shorter?
     syntax,across = r'(?P<n>\d+):(?P<m>\d+)(?: axis (?P<axis>-?\d+))?(?: (?P<flat>flat))?(?: (?P<pad>pad))?',True
     sparsity,least = property(lambda self: 1-self.n/self.m),property(lambda self: self.n)
-    experts_join = property(lambda self: 'outputs' if self.flat else 'kernel')
     def __post_init__(self):
         need_number('m', self.m, 1, whole=True)
         need_number('n', self.n, 0, self.m, whole=True)
@@ -306,45 +358,31 @@ class NM(Structure):
 # %% ../../nbs/103_masks.structures.ipynb #01b9b594
 @patch
 def line(self:NM, shape):
-    "The shape in which neighbours are counted, and the axis of it along which they are"
     is_vector = len(shape)==1
     n_dim = -self.axis if self.axis<0 else self.axis+1
     if self.axis in (0,1): n_dim = 1 if is_vector else 2
     self.need(shape, len(shape)>=n_dim, f'a parameter of {n_dim} or more dimensions')
-    sizes = (shape[0], math.prod(shape[1:])) if self.flat and not is_vector else shape
-    return sizes,0 if is_vector else self.axis%len(sizes)
+    lined = (shape[0], math.prod(shape[1:])) if self.flat and not is_vector else shape
+    axis = 0 if is_vector else self.axis%len(lined)
+    extra = -lined[axis]%self.m
+    self.need(shape, self.pad or not extra, f"an axis {axis} that {self.m} divides (or '{self} pad')")
+    return lined,axis,extra
 
 @patch
 def axes(self:NM, shape):
-    sizes,axis = self.line(shape)
-    n = sizes[axis]
-    self.need(shape, self.pad or not n%self.m, f"an axis {axis} that {self.m} divides (or '{self} pad')")
-    sizes = (*sizes[:axis], *sizes[axis+1:], -(-n//self.m), self.m)
-    return sizes,list(range(len(sizes)-1)),[len(sizes)-1]
+    lined,axis,extra = self.line(shape)
+    n = (lined[axis]+extra)//self.m
+    sizes = (*lined[:axis], n, self.m, *lined[axis+1:])
+    groups = [i for i in range_of(sizes) if i!=axis+1]
+    return sizes,groups,[axis+1]
 
 # %% ../../nbs/103_masks.structures.ipynb #297cb72e
 @patch
 def n_weights(self:NM, shape, k):
-    self.check(shape)
-    sizes,axis = self.line(tuple(shape))
-    n = sizes[axis]
-    n_lines = math.prod([*sizes[:axis], *sizes[axis+1:]])
-    return n_lines*(n//self.m*k+min(k, n%self.m))
-
-# %% ../../nbs/103_masks.structures.ipynb #f739e4fd
-@patch
-def split(self:NM, t):
-    self.check(t.shape)
-    sizes,axis = self.line(tuple(t.shape))
-    t = t.reshape(sizes).movedim(axis, -1)
-    return nn.functional.pad(t, (0, -t.shape[-1]%self.m)).reshape(-1, self.m, 1)
-
-@patch
-def join(self:NM, x, shape):
-    sizes,axis = self.line(tuple(shape))
-    others = [*sizes[:axis], *sizes[axis+1:]]
-    padded = x.reshape(*others, self.m*math.ceil(sizes[axis]/self.m))
-    return padded[...,:sizes[axis]].movedim(-1, axis).reshape(shape).contiguous()
+    n_groups = self.layout(shape)[-1][0]
+    lined,axis,extra = self.line(self.seen(shape)[0])
+    n_lines = n_groups*self.m//max(lined[axis]+extra, 1)
+    return k*(n_groups-n_lines)+min(k, self.m-extra)*n_lines
 
 # %% ../../nbs/103_masks.structures.ipynb #338a7ddc
 @dataclass(frozen=True)
@@ -388,7 +426,7 @@ class OutputChannels(WholeUnits):
 class InputChannels(WholeUnits):
     "All weights of one input"
     reduce:object='mean' # As in `Block`
-    syntax,text,counted,experts_join = 'input channels'+WholeUnits.how,'input channels',[1],'inputs'
+    syntax,text,counted = 'input channels'+WholeUnits.how,'input channels',[1]
 
 # %% ../../nbs/103_masks.structures.ipynb #5950f2b2
 @dataclass(frozen=True)
@@ -399,10 +437,11 @@ class Block(WholeUnits):
     # A block's score: 'mean', 'max', 'min' or 'l2' of magnitudes, or a function of scores (and `structure`) that reduces the last axis
     reduce:object='mean'
     pad:InitVar[bool]=False # May the last blocks of outputs and of inputs be smaller? Then it is a `PaddedBlock`
-    experts:bool=field(default=False, repr=False) # Does the third axis count experts? Then no block spans two of them
-    syntax,text,experts_join = r'block (?P<rows>\d+)x(?P<cols>\d+)'+WholeUnits.how,'block {rows}x{cols}','kernel'
-    def __new__(cls, rows=1, cols=1, reduce='mean', pad=False, experts=False):
-        return object.__new__(parts_of('structure')['PaddedBlock'] if pad else cls)
+    syntax,text = r'block (?P<rows>\d+)x(?P<cols>\d+)'+WholeUnits.how,'block {rows}x{cols}'
+    def __new__(cls, rows=1, cols=1, reduce='mean', pad=False):
+        kind = parts_of('structure')['PaddedBlock'] if pad else cls
+        return object.__new__(kind)
+
 
     def __post_init__(self, pad):
         super().__post_init__()
@@ -424,8 +463,7 @@ def axes(self:Block, shape):
         f"and of inputs that {self.cols} divides (or 'block {self.rows}x{self.cols} pad')")
     sizes = []
     for n,side in zip(shape, sides): sizes += [n//side, side]
-    n_counted = len(shape) if self.experts else len(sides)
-    return (*sizes, *shape[len(sides):]),[],[0,2,4][:n_counted]
+    return (*sizes, *shape[len(sides):]),[],[0,2][:len(sides)]
 
 # %% ../../nbs/103_masks.structures.ipynb #b602774e
 _kinds = Unstructured,NM,Block,FanIn,Kernels,OutputChannels,InputChannels
@@ -463,113 +501,11 @@ def as_structure(
     raise ValueError(f"structure is {x!r:.80}, and must be None, a Structure, or a text such as '2:4', "
         f"'block 4x4' or 'fan-in' (prune_channels and ChannelPruning take whole channels out): {hint}")
 
-# %% ../../nbs/103_masks.structures.ipynb #a002fba1
-@dataclass(frozen=True)
-class Permuted(Structure):
-    "A structure for parameters with another order of axes, or with experts"
-    inner:Structure # The structure of the permuted parameter, with outputs first and inputs second
-    outputs:int # The axis that counts outputs
-    inputs:int # The axis that counts inputs
-    experts:int=None # The axis that counts experts, if there are any
-    @property
-    def sparsity(self): return self.inner.sparsity
-    @property
-    def least(self): return self.inner.least
-    @property
-    def across(self): return self.inner.across
-    @property
-    def joined(self): return dict(outputs=0, inputs=1, kernel=2)[self.inner.experts_join]
-    def __str__(self): return str(self.inner)
-
-    def order(self, ndim):
-        "The order of axes for the inner structure"
-        order = [self.outputs, self.inputs]
-        if self.experts is not None: order.insert(self.joined, self.experts)
-        return order+[axis for axis in range(ndim) if axis not in order]
-
-# %% ../../nbs/103_masks.structures.ipynb #e289f942
-@patch
-def permute(self:Permuted, t):
-    "`t` with the axes that the inner structure expects"
-    n = max(ifnone(self.experts, 0), self.outputs, self.inputs)+1
-    self.need(tuple(t.shape), t.ndim<2 or t.ndim>=n, f'{n} or more dimensions where axes lie like this')
-    if t.ndim==1: return t
-    t = t.permute(self.order(t.ndim))
-    return t if self.experts is None or self.joined==2 else t.flatten(self.joined, self.joined+1)
-
-@patch
-def unpermute(self:Permuted, t, shape):
-    "Undo `permute`"
-    if len(shape)==1: return t
-    order = self.order(len(shape))
-    return t.reshape([shape[i] for i in order]).permute(inverse(order)).contiguous()
-
-# %% ../../nbs/103_masks.structures.ipynb #966689a9
-@patch
-def for_experts(self:Structure, n): return self
-
-@patch
-def for_experts(self:Block, n): return type(self)(self.rows, self.cols, self.reduce, experts=n>1)
-
-@patch
-def seen(self:Permuted, shape):
-    "The inner structure for a parameter of `shape`, and the permuted shape"
-    permuted = self.permute(torch.empty(tuple(shape), device='meta'))
-    n_experts = 1 if self.experts is None or len(shape)==1 else shape[self.experts]
-    return self.inner.for_experts(n_experts),tuple(permuted.shape)
-
-@patch
-def check(self:Permuted, shape):
-    inner,seen = self.seen(shape)
-    try: inner.check(seen)
-    except ValueError as e: raise ValueError(f"{e} (a parameter of shape {tuple(shape)}, "
-        "seen with outputs first)") from e
-
-@patch
-def ask(self:Permuted, name, shape, *args):
-    "What a method of the inner structure says of `shape`"
-    inner,seen = self.seen(shape)
-    return getattr(inner, name)(seen, *args)
-
-@patch
-def group_size(self:Permuted, shape): return self.ask('group_size', shape)
-
-@patch
-def n_weights(self:Permuted, shape, k): return self.ask('n_weights', shape, k)
-
-@patch
-def least_drop(self:Permuted, shape): return self.ask('least_drop', shape)
-
-# %% ../../nbs/103_masks.structures.ipynb #9bb28877
-@patch
-def top(self:Permuted, score, n):
-    inner,_ = self.seen(score.shape)
-    return self.unpermute(inner.top(self.permute(score), n), score.shape)
-
-@patch
-def legal(self:Permuted, mask): return self.seen(mask.shape)[0].legal(self.permute(mask))
-
-@patch
-def any_of_unit(self:Permuted, t):
-    inner,_ = self.seen(t.shape)
-    return self.unpermute(inner.any_of_unit(self.permute(t)), t.shape)
-
-@patch
-def move(self:Permuted, mask, keep_f, grow_f, n_drop, n):
-    inner,_ = self.seen(mask.shape)
-    permuted = self.permute(mask).contiguous()
-    def keep(): return self.permute(keep_f())
-    def grow(stay): return self.permute(grow_f(self.unpermute(stay, mask.shape)))
-    def unpermuted(places):
-        moved = put_(torch.zeros_like(permuted), places, True)
-        return places_of(self.unpermute(moved, mask.shape))
-    dropped,grown = inner.move(permuted, keep, None if grow_f is None else grow, n_drop, n)
-    return unpermuted(dropped),unpermuted(grown)
-
 # %% ../../nbs/103_masks.structures.ipynb #30ee74fe
 @patch
-def for_axes(self:Structure, axes): # `self` if outputs come first, inputs second, and there are no experts
+def for_axes(self:Structure, axes): # `self` if the axes are its own, or if it has none
     "This structure for a parameter with other `axes`: a tuple of the output, input and expert axis, from `axes_of`"
-    outputs,inputs,experts = axes
-    is_usual = (outputs,inputs,experts)==(0,1,None)
-    return self if is_usual or isinstance(self, (Unstructured,Permuted)) else Permuted(self, outputs, inputs, experts)
+    if tuple(axes)==self.lie or isinstance(self, Unstructured): return self
+    turned = copy(self)
+    object.__setattr__(turned, 'lie', tuple(axes))
+    return turned

@@ -47,7 +47,7 @@ def output_magnitude(
     named = [outputs] if experts is None else [experts,outputs]
     if p.ndim<2 or n is None or not p.numel(): return score
     if not math.prod([shape[o] for o in named])<=n<math.prod(shape): return score
-    if not isinstance(getattr(structure, 'inner', structure), (Unstructured,type(None))): return score
+    if not isinstance(structure, (Unstructured,type(None))): return score
     if p.shape!=shape and 0 not in named: return score
     return score.masked_fill(_best_of_outputs(score, mask, axes), math.inf)
 

@@ -131,7 +131,7 @@ def decide(
     for same in owners.values():
         param = same[0] if len(same)==1 else max(same, key=lambda o: is_sparseable_module(o.module))
         params.append(param._replace(dense_reason=why_dense(same, adapters)))
-    if also is not None and also not in ((),[],set()): params = with_also(params, also, model)
+    if also not in (None,(),[],set()): params = with_also(params, also, model)
     places = count()
     return [param if param.dense_reason else param._replace(place=next(places)) for param in params]
 
@@ -209,7 +209,7 @@ def choose(
             raise ValueError(f"{o.name}_mask exists and is no mask of ours: rename it")
     if also is None: warn_if_missed(every)
     found = params if chosen is None else params_named(chosen, params, model, 'chosen')
-    if exclude is not None and exclude not in ((),[]):
+    if exclude not in (None,(),[]):
         constants = [o for o in every if o.dense_reason=='constant']  # which may be named, too
         left_out = {o.name for o in params_named(exclude, params+constants, model, 'exclude')}
         found = [o for o in found if o.name not in left_out]

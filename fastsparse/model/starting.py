@@ -9,12 +9,12 @@ __all__ = ['structure_of', 'structure_to_keep', 'misfits', 'need_structure', 'wi
 
 # %% ../../nbs/305_model.starting.ipynb #e94cbe60
 import operator,torch
-import torch.distributed as dist
 from fastcore.basics import *
 from ..core.checks import need_fraction
 from ..core.patterns import settings_of
+from ..core.ranks import of_first_rank
 from ..core.registry import call_with,declares,get_part,needs_of,parts_of,register_part,same_needs
-from ..masks.apportion import lift_counts,live_counts,whole_up
+from ..masks.apportion import lift_counts,live_counts
 from ..masks.distributions import first_layer_dense_uniform,reads_scores,uniform_sparsity,usual_sparsity
 from ..masks.scores import random_score,weight_magnitude
 from ..masks.selection import count_live,keyed_generator,mask_from_tensor
@@ -99,7 +99,7 @@ def layer_counts(
     shares = call_with(sparse_f, ps, sparsity, **known, **extras)
     counts = live_counts([o.shape.numel() for o in params], shares, sparsity)
     structures = [structure_of(structure, o) for o in params]
-    floors = [whole_up((1-each.sparsity)*o.shape.numel()) if each.least else 0 for each,o in zip(structures, params)]
+    floors = [each.n_weights(o.shape, each.least) for each,o in zip(structures, params)]
     if not needs_of(sparse_f).brings_count: counts = lift_counts(counts, floors)
     return [each.count(o.shape, n) for each,o,n in zip(structures, params, counts)]
 
@@ -114,8 +114,6 @@ def warn_if_other(live, params, sparsity, what):
     n = sum([o.shape.numel() for o in params])
     if abs(live-(1-sparsity)*n)<=1: return
     warn(f"{what} a sparsity of {1-live/n:.4g}, and {sparsity:.4g} was asked for")
-
-
 
 def warn_of_counts(counts, params, sparsity, sparse_f, structure):
     "Warn if a distribution misses the sparsity, or rounding to the structure's units changes it a lot"
@@ -161,9 +159,7 @@ def draw_seed(
 ) -> int: # `seed`, or a number from torch's generator; rank 0's in a process group
     "A seed that is the same on all ranks"
     if seed is not None: return operator.index(seed)
-    box = [int(torch.randint(2**62, (), device='cpu'))]
-    if dist.is_available() and dist.is_initialized(): dist.broadcast_object_list(box, src=0)
-    return box[0]
+    return of_first_rank(int(torch.randint(2**62, (), device='cpu')))
 
 # %% ../../nbs/305_model.starting.ipynb #36c90d64
 def check_score(
@@ -191,9 +187,10 @@ def as_mask(
     check_score(score, param.shape, name)
     if score.dtype!=torch.bool: return structure.top(score, n)
     live = count_live(score)
-    if not structure.legal(score): why = f'breaks the structure {str(structure)!r}'
-    elif n in (None, live): return score
-    else: why = f'has {live} live weights, and must have {n}'
+    why = f'breaks the structure {str(structure)!r}'
+    if structure.legal(score):
+        if n in (None, live): return score
+        why = f'has {live} live weights, and must have {n}'
     raise ValueError(f"a mask for {name} {why}: return a score instead")
 
 # %% ../../nbs/305_model.starting.ipynb #fdcf4e75

@@ -67,7 +67,8 @@ class Calibration:
 
     def read(self, data, n_samples, bs, n_inp=None):
         "Keep batches until there are `n_samples` examples"
-        batches,n = data,0
+        batches = data
+        n = 0
         if isinstance(data, (list,tuple)) and all(isinstance(t, torch.Tensor) for t in data) and len({t.dtype for t in data})>1:
             raise ValueError("data holds tensors of several types, as one batch does: "
                 "pass a list of batches, such as [(xb, yb)]")
@@ -259,7 +260,8 @@ def layer_statistic(
     dense=None, # The `Dense` model that is run beside
 ) -> tuple: # The sum, and the number of rows; a dict of such for the experts that data reach
     "Sum `f` over all patches of a layer's inputs"
-    sums,theirs = {},[]
+    sums = {}
+    theirs = []
     def look(m, args, kwargs):
         tokens = calib.tokens()
         mine = _patches(m, goal, args, kwargs, tokens)
@@ -367,7 +369,8 @@ def after(self:Part,
 # %% ../../nbs/711_prune.inputs.ipynb #067ffe08
 def _kept_calls(calib, m, which=None):
     "What `m` is called with in the batches `which`, and the tensors that it returns for the first of them, in a list"
-    kept,outs = {},[]
+    kept = {}
+    outs = []
     def keep(_, args, kwargs):
         kept.setdefault(calib.i, deepcopy((args, kwargs, calib.tokens())))
         if calib.i!=first(kept): raise EndForward
@@ -414,7 +417,8 @@ class Dense:
 
     def calls(self, goal, i, once):
         "The layer of `goal` in the `i`-th batch: module, layer and arguments of each call"
-        m,kept = self.twins[goal.module],[]
+        m = self.twins[goal.module]
+        kept = []
         twin = SimpleNamespace(module=m, attr=goal.attr, name=goal.name, p=m._parameters[goal.attr])
         def keep(m, args, kwargs):
             kept.append((m, twin, deepcopy(args), deepcopy(kwargs)))

@@ -99,7 +99,8 @@ def inverse_factor(
 # %% ../../nbs/713_prune.layerwise.ipynb #221f4c6b
 def _blocks(lengths, block):
     "Runs as (number, begin, end), in lists of at most `block` columns or one run"
-    out,end = [],0
+    out = []
+    end = 0
     for i,n in enumerate(lengths):
         if not out or end+n-out[-1][0][1]>block: out.append([])
         out[-1].append((i, end, end+n))

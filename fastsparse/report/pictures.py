@@ -26,7 +26,7 @@ def plot_topology(
     _plot_inputs(axs['inputs'], first(o for o in os if _density(o)<=.5) or min(os, key=_density), image_shape)
     _plot_degrees(axs['degrees'], degrees(model))
     _plot_densities(axs['layers'], os)
-    if history is not None: _plot_moves(axs['updates'], history)
+    if history is not None: history.plot_churn(axs['updates'])
     return fig
 
 # %% ../../nbs/624_report.pictures.ipynb #02667211
@@ -100,15 +100,6 @@ def _plot_densities(ax, os):
     shown = range(0, len(os), math.ceil(len(os)/30))
     ax.set_yticks(shown, [names[i] for i in shown], fontsize='x-small')
     ax.set_title('layers', fontsize='medium')
-
-# %% ../../nbs/624_report.pictures.ipynb #195f7651
-def _plot_moves(ax, history):
-    df = history.totals()[1:]
-    ax.plot(df.step, df.grow_churn, color=colors[0], marker='o', ms=4, label='grown')
-    ax.plot(df.step, df.survival, color=colors[1], marker='s', ms=4, ls='--', label='of the start, still live')
-    ax.set(xlabel='step', ylabel='fraction of live weights', ylim=(0,None))
-    ax.set_title('updates', fontsize='medium')
-    ax.legend(fontsize='x-small', frameon=False)
 
 # %% ../../nbs/624_report.pictures.ipynb #a79cc6ec
 def _panels(os, with_updates):

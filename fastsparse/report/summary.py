@@ -35,7 +35,8 @@ def zero_weights(weight) -> str:
 
 def notes_on(weight):
     "What a table says of a weight, as text"
-    m,store = weight.module,weight.store
+    m = weight.module
+    store = weight.store
     depthwise = isinstance(m, _ConvNd) and m.groups==m.in_channels>1 and weight.p.ndim>1
     notes = ['depthwise' if depthwise else '', idle_outputs(weight), zero_weights(weight)]
     if store.slow_optimizer: notes.append(f'full upkeep for {store.slow_optimizer}')

@@ -389,7 +389,8 @@ def before_batch(self:SparseCheckpoint):
 @patch
 def take(self:SparseCheckpoint):
     "Load the file"
-    run,model = self.saved,get_model(self.learn.model)
+    run = self.saved
+    model = get_model(self.learn.model)
     check_model(model, run['model'])
     for cb,o in zip(self.engines, run['engines']): check_engine(cb.engine, o['state'])
     put_model(model, run['model'], True)
@@ -410,7 +411,8 @@ def take(self:SparseCheckpoint):
 def write(self:SparseCheckpoint, epoch, batch, finished=False):
     "Write the file, for a fit to resume at this epoch and batch; only rank 0 writes"
     if rank_distrib(): return
-    learn,now = self.learn,_loader_state(self.dls)
+    learn = self.learn
+    now = _loader_state(self.dls)
     scaler = vars(learn).get('scaler')
     memory = plain(_memory(get_model(learn.model))) if batch else {}
     states = [(cb.name, _cb_state(cb)) for cb in learn.cbs if cb not in self.engines and cb is not self]
@@ -451,7 +453,8 @@ class WaitForSparsity(Callback):
 
 def _lacks(group):
     "By how much the sparsity is below the final one of the schedule; 0 without a schedule"
-    method,tallies = group.method,group.tallies
+    method = group.method
+    tallies = group.tallies
     if not method.path: return 0.
     most = 1-sum(o.live-1 for o in tallies)/sum(o.n for o in tallies)
     return max(0., method.sparsity_at(method.n_steps, group.n_updates)-most)

@@ -40,7 +40,8 @@ def refuse_unfit(
     also=(), # Names that may be in `state` only
 ):
     "Raise the error that torch would raise while it loads, before anything is written"
-    own,bad = module.state_dict(),[]
+    own = module.state_dict()
+    bad = []
     if strict and all(getattr(m._load_from_state_dict, '__module__', '').startswith('torch.') for m in module.modules()):
         missing = [k for k in own if k not in state and not k.endswith('num_batches_tracked')]
         unexpected = [k for k in state if k not in own and k not in also]

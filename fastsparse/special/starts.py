@@ -10,7 +10,7 @@ import numpy as np,torch
 from ..contract import module_of,register_part
 from ..core.registry import same_needs
 from ..masks.selection import count_live
-from ..masks.structures import as_structure,Permuted
+from ..masks.structures import as_structure,inverse
 from .structures import PaddedBlock
 from fractions import Fraction
 
@@ -44,7 +44,10 @@ def checkerboard(
     s = as_structure(structure)
     shape = tuple(p.shape)
     if n in (0, p.numel()): return torch.full(shape, n>0, device=p.device)
-    if isinstance(s, Permuted): return s.unpermute(checkerboard(s.permute(p), n, s.seen(shape)[0]), shape)
+    order = s.order(p.ndim)
+    if order!=sorted(order):
+        usual = s.for_axes((0, 1, None if s.lie[2] is None else p.ndim-1))
+        return checkerboard(s.view(p), n, usual).permute(inverse(order)).contiguous()
     if isinstance(s, PaddedBlock):
         mask = torch.zeros(shape, dtype=torch.bool, device=p.device)
         for o in s.parts(shape, s.units_per_group(shape, n)): mask[o.at] = checkerboard(p[o.at], o.live*o.entries, o.block)

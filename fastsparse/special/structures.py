@@ -20,7 +20,6 @@ class BalancedGroups(Structure):
     g:int # Number of groups
     def __post_init__(self): need_number('g', self.g, 1, whole=True)
     def __str__(self): return f'{self.side} groups {self.g}'
-    def for_experts(self, n): return type(self)(self.g*n)
 
 @dataclass(frozen=True)
 class OutputGroups(BalancedGroups):
@@ -38,7 +37,6 @@ class InputGroups(BalancedGroups):
     "Equally many live weights in each of `g` groups of consecutive inputs"
     syntax = r'input groups (?P<g>\d+)'
     side = 'input'
-    experts_join = 'inputs'
     def axes(self, shape):
         self.need(shape, len(shape)>1 and not shape[1]%self.g, f'a number of inputs that {self.g} divides')
         return (shape[0], self.g, shape[1]//self.g, math.prod(shape[2:])),[1],[0,2,3]
@@ -66,18 +64,20 @@ register_part('structure', PaddedBlock)
 @patch
 def parts(self:PaddedBlock, shape, k=0) -> list: # Of `Part`
     "The parts of a parameter, if `k` of its blocks live"
-    cuts = [[o for o in ((0,n//b*b,b),(n//b*b,n,n%b)) if o[0]<o[1]] for n,b in zip(shape, self.sides(shape))]
+    seen,experts = self.seen(shape)
+    cuts = [[o for o in ((0,n//b*b,b),(n//b*b,n,n%b)) if o[0]<o[1]] for n,b in zip(seen, self.sides(seen))]
     parts = []
     for cut in itertools.product(*cuts):
-        block = Block(*[b for *_,b in cut], *[1]*(len(cut)<2), self.reduce, experts=self.experts)
-        size = *[z-a for a,z,_ in cut], *shape[len(cut):]
+        block = Block(*[b for *_,b in cut], *[1]*(len(cut)<2), self.reduce)
+        size = *[z-a for a,z,_ in cut], *seen[len(cut):], *experts
+        if experts: block = block.for_axes((0,1,len(size)-1))
         parts.append(Part(tuple(slice(a,z) for a,z,_ in cut), block, block.group_size(size), block.n_weights(size, 1), 0))
     total = max(sum(o.n for o in parts), 1)
     return [o._replace(live=(2*k*o.n+total)//(2*total)) for o in parts]
 
 # %% ../../nbs/522_special.structures.ipynb #ee9a10b3
 @patch
-def check(self:PaddedBlock, shape): self.sides(shape)
+def check(self:PaddedBlock, shape): self.sides(self.seen(shape)[0])
 
 @patch
 def group_size(self:PaddedBlock, shape): return sum(o.n for o in self.parts(shape))
@@ -91,17 +91,18 @@ def least_drop(self:PaddedBlock, shape): return min((o.entries for o in self.par
 @patch
 def any_of_unit(self:PaddedBlock, t):
     some = torch.empty_like(t)
-    for o in self.parts(t.shape): some[o.at] = o.block.any_of_unit(t[o.at])
+    for o in self.parts(t.shape): self.view(some)[o.at] = o.block.any_of_unit(self.view(t)[o.at])
     return some
 
 @patch
-def legal(self:PaddedBlock, mask): return all(o.block.legal(mask[o.at]) for o in self.parts(mask.shape))
+def legal(self:PaddedBlock, mask): return all(o.block.legal(self.view(mask)[o.at]) for o in self.parts(mask.shape))
 
 # %% ../../nbs/522_special.structures.ipynb #418ead35
 @patch
 def top(self:PaddedBlock, score, n):
     mask = torch.zeros(score.shape, dtype=torch.bool, device=score.device)
-    for o in self.parts(score.shape, self.units_per_group(score.shape, n)): mask[o.at] = o.block.top(score[o.at], o.live*o.entries)
+    for o in self.parts(score.shape, self.units_per_group(score.shape, n)):
+        self.view(mask)[o.at] = o.block.top(self.view(score)[o.at], o.live*o.entries)
     return mask
 
 # %% ../../nbs/522_special.structures.ipynb #1c9224c3
@@ -110,14 +111,16 @@ def keep(self:PaddedBlock, mask, keep_f, n_drop, k, refill):
     stay = torch.empty_like(mask)
     live = max(count_live(mask), 1)
     for o in self.parts(mask.shape, k):
-        own = mask[o.at]
-        stay[o.at] = o.block.keep(own, lambda: keep_f()[o.at], n_drop*count_live(own)//live, o.live, refill)
+        own = self.view(mask)[o.at]
+        n = n_drop*count_live(own)//live
+        self.view(stay)[o.at] = o.block.keep(own, lambda: self.view(keep_f())[o.at], n, o.live, refill)
     return stay
 
 @patch
 def fill(self:PaddedBlock, stay, score_f, k):
     after = torch.empty_like(stay)
-    for o in self.parts(stay.shape, k): after[o.at] = o.block.fill(stay[o.at], lambda: score_f()[o.at], o.live)
+    for o in self.parts(stay.shape, k):
+        self.view(after)[o.at] = o.block.fill(self.view(stay)[o.at], lambda: self.view(score_f())[o.at], o.live)
     return after
 
 # %% ../../nbs/522_special.structures.ipynb #d835c9e9
@@ -131,9 +134,8 @@ class AblatingFanIn(FanIn):
     def __str__(self): return f'fan-in ablate {self.ablate}'
 
     def legal(self, mask):
-        self.check(mask.shape)
-        some = mask.flatten(1).any(1)
-        return super().legal(mask[some] if some.any() else mask)
+        each = self.split(mask).sum((1,2))
+        return not mask.any() or bool((each[each>0]==each.max()).all())
 
 register_part('structure', AblatingFanIn)
 
@@ -149,9 +151,9 @@ def active_outputs(self:AblatingFanIn, mask, keep, grow, n_drop, n, on):
     "Which of the outputs in `on` have enough salient weights"
     n_keep = min(count_live(mask)-n_drop, n)
     salient = put_(torch.zeros_like(mask), highest(keep, n_keep, among=mask), True)
-    free = ~salient & on.view(-1, *[1]*(mask.ndim-1))
+    free = ~salient & self.join(on.expand(-1, self.group_size(mask.shape)), mask.shape)
     put_(salient, highest(grow, min(n-n_keep, count_live(free)), among=free), True)
-    each = salient.flatten(1).sum(1, keepdim=True)
+    each = self.split(salient).sum(1)
     k = int(self.share(mask.shape, n, on, count_live(on)).max())
     active = on & (each>=max(1, math.ceil(k*self.ablate-1e-9)))
     return active if active.any() else put_(active, each.argmax().view(1), True)
@@ -160,7 +162,7 @@ def active_outputs(self:AblatingFanIn, mask, keep, grow, n_drop, n, on):
 @patch
 def move(self:AblatingFanIn, mask, keep_f, grow_f, n_drop, n):
     if not mask.numel(): return FanIn.move(self, mask, keep_f, grow_f, n_drop, n)
-    on = mask.flatten(1).any(1, keepdim=True)
+    on = self.split(mask).any(1)
     if not on.any(): on = ~on
     if n_drop and grow_f is not None:
         keep = keep_f().detach()

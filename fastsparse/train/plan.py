@@ -14,7 +14,6 @@ from ..core.checks import need_fraction
 from ..core.optimizers import base_opt
 from ..core.patterns import assign,read_rules
 from ..core.registry import needs_of
-from ..masks.apportion import whole_up
 from ..masks.distributions import reads_scores,uniform_sparsity
 from ..masks.schedules import Interval,min_max_end
 from ..masks.scores import densify,gradient_momentum,need_momentum
@@ -115,8 +114,8 @@ def nearest_legal_count(self:Tally, n): return n if self.method is None else sel
 @patch
 def round_up_to_legal(self:Tally, n):
     "The legal count nearest to `n`, or the smallest one that the structure allows"
-    least = 1-ifnone(self.structure.sparsity, 1)
-    return self.nearest_legal_count(max(n, whole_up(least*self.n)))
+    least = self.structure.n_weights(self.shape, self.structure.least)
+    return self.nearest_legal_count(max(n, least))
 
 # %% ../../nbs/401_train.plan.ipynb #3e066185
 @patch
