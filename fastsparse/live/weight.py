@@ -43,9 +43,9 @@ class Rows(Dense):
 
     def keep(self, gT, xT=None):
         "Keep factors of the dense gradient, which a product hands over in a backward"
-        gT = gT.flatten(1)
-        if xT is None: self.pend(self.p.grad, gT)
-        else: self.pend(self.p.grad, (gT,xT) if gT.numel()+xT.numel()<len(gT)*len(xT) else gT@xT.t())
+        term = gT = gT.flatten(1)
+        if xT is not None: term = (gT,xT) if gT.numel()+xT.numel()<len(gT)*len(xT) else gT@xT.t()
+        self.pend(self.p.grad, term)
 
     def pend(self, before, term):
         "Keep a term until its backward pass has completed the gradient, which was `before`"

@@ -87,10 +87,9 @@ def copy_masks(
     model:nn.Module, # A model with masks
 ):
     "Give a copy the masks of `model`, and set its dead weights to zero"
-    own,theirs = dict(average.named_buffers()),dict(model.named_buffers())
-    for w in masked_params(model):
-        for name in (f'{w.name}_mask', f'{w.name}_sparsity'):
-            if name in own and name in theirs: own[name].copy_(theirs[name])
+    own = dict(average.named_buffers())
+    for name,t in model.named_buffers():
+        if name in own and name.endswith(('_mask','_sparsity')): own[name].copy_(t)
     apply_masks(average)
 
 # %% ../../nbs/203_weights.find.ipynb #5848f3c3

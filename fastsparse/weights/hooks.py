@@ -9,6 +9,7 @@ __all__ = ['weights_in', 'traced_projection', 'MaskHooks', 'before_state', 'warn
 # %% ../../nbs/205_weights.hooks.ipynb #0c23f5f2
 import torch,torch.distributed as dist,weakref
 from fastcore.basics import *
+from ..masks.selection import sparsity_from_tensor
 from .find import masked_params,param_names,refuse_computed
 from .guard import add_hooks,watch,weight_of
 from .weight import notice,wake
@@ -99,9 +100,8 @@ def show(self:MaskHooks, module, state, prefix, *args):
     for k,w in vars(module).get('_weights', {}).items():
         mask = w.shown_mask()
         if w.module is not module or mask is w.mask: continue
-        sparsity = torch.tensor(1-int(mask.sum())/mask.numel(), device=mask.device)
-        new = {f'{prefix}{k}_mask':mask, f'{prefix}{k}_sparsity':sparsity}
-        state |= {name:t for name,t in new.items() if name in state}
+        state[f'{prefix}{k}_mask'],shown = mask,f'{prefix}{k}_sparsity'
+        if shown in state: state[shown] = torch.tensor(sparsity_from_tensor(mask), device=mask.device)
 
 @patch
 def is_held(self:MaskHooks, w):
