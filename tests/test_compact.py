@@ -211,4 +211,4 @@ def test_kernels_read_copies_of_places_that_were_checked():
     m.matrix.col.data.fill_(10_000)
     assert m(x).equal(y)
     m.matrix.values = nn.Parameter(m.matrix.values[1:])
-    with pytest.raises(RuntimeError, match="don't fit a LiveMatrix of 16 x 32"): m(x)
+    with pytest.raises(RuntimeError, match="don't fit a matrix of 16 x 32"): m(x)

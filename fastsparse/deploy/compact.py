@@ -107,7 +107,7 @@ class LiveMatrix(nn.Module):
         ends = len(crow)==self.shape[0]+1 and not crow[0] and crow[-1]==len(col) and (crow.diff()>=0).all()
         inside = (col>=0)&(col<self.shape[1])
         if not (fits and ends and inside.all()):
-            raise RuntimeError(f"the places of live weights don't fit a LiveMatrix of {self.shape[0]} x {self.shape[1]}, "
+            raise RuntimeError(f"the places of live weights don't fit a matrix of {self.shape[0]} x {self.shape[1]}, "
                 "as after to_empty or a load of another file: load the state_dict() that it was saved with, or export the model again")
         return SparseIndex.of_parts(self.shape, crow.int(), col.to(_kind_of(self.shape[1])), _in_fours(crow, col))
 

@@ -84,8 +84,8 @@ class LiveRun:
     def check_way(way):
         "Raise a `ValueError` unless the user's `sparse_compute` is None, True, False or a dict"
         if isinstance(way, (bool,type(None))) or isinstance(way, dict) and all(isinstance(o, str) for o in way.values()): return
-        raise ValueError(f"sparse_compute is {way!r:.80}, and must be None (by a fixed rule), True (measured), False or a plan; "
-            "a method is named by method=")
+        hint = f"; a method is named by method={getattr(way, 'name', way)!r}" if isinstance(way, (str,dict)) else ''
+        raise ValueError(f"sparse_compute is {way!r:.80}, and must be None (by a fixed rule), True (measured), False or a plan{hint}")
 
     @staticmethod
     def check_settings(settings, model, plan):
