@@ -185,7 +185,7 @@ def test_no_place_is_beyond_the_matrix(what, name):
     for k in places: garbage[what](new.get_buffer(k))
     if (what,name)==('zero','col'): assert new(x).shape==y.shape  # a column that is there
     else:
-        with pytest.raises(RuntimeError, match='places of live weights don.t fit a .*Matrix of'): new(x)
+        with pytest.raises(RuntimeError, match='places of live weights don.t fit a matrix of'): new(x)
     new.load_state_dict(state)
     assert new(x).equal(y)
 

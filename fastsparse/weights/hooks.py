@@ -136,7 +136,8 @@ def refuse_load(
         way = 'load_sparse(model, state) reads it' if mask.dtype==torch.uint8 else 'load mask.bool()'
         raise ValueError(f"{mask_name} in the file is a tensor of {str(mask.dtype).removeprefix('torch.')}, and must be "
             f"one of bool, which is True where a weight lives: {way}")
-    for name in [] if mask_name in state else names:
+    if mask_name in state: return
+    for name in names:
         t = state.get(name)
         if not isinstance(t, torch.Tensor) or t.shape!=weight.shape or t.is_meta: continue
         if lost := int((t.detach().ne(0)&~weight.mask.to(t.device)).sum()):

@@ -218,7 +218,8 @@ def settle(self:Dense, opt):
     "Zero the state of dead weights in `opt`, except second moments that `lift_dead` has made"
     p,mask = self.weight.p,self.weight.mask
     under_root = {id(t) for t in second_moments(opt_state(opt, p), p)}
-    for t in slow_weights(opt, p) if self.weight.dense_history else state_tensors(opt, p):
+    tensors_of = slow_weights if self.weight.dense_history else state_tensors
+    for t in tensors_of(opt, p):
         stays = mask
         if id(t) in under_root: stays = mask|t.ge(0)&t.le(1e8*torch.finfo(t.dtype).tiny)
         projection['project'](t, stays)
