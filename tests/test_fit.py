@@ -555,7 +555,7 @@ late = dict(unnamed=(dict(sparsity={'nope*':.5}), 'name none of the weights'), o
     distribution=(dict(sparse_f='nope'), "sparse_f is 'nope'"), plan=(dict(sparse_compute={'nope':'rows'}), 'sparse_compute names nope'),
     rules=(dict(rules=[('*',None)]), 'no rule gives a method'), modules=(dict(sparse_modules=[nn.Linear(2,2)]), 'sparse_modules'),
     moms=(dict(moms=(.9,.8)), r'moms is \(0.9, 0.8\).*three'), mult=(dict(lr_mult=0), 'lr_mult is 0.*above 0'), base=(dict(base_lr=None), 'base_lr is None'),
-    rate=(dict(lr_max=1e-3), 'base_lr='), start=(dict(mask_init='random'), "look trained.*pass mask_init='magnitude'"), name=(dict(lr=1e-3), 'has no lr: .*base_lr='))
+    rate=(dict(lr_max=1e-3), 'base_lr='), start=(dict(mask_init='random'), "look trained.*pass mask_init='magnitude'"), name=(dict(lr=1e-3), "has no lr: .*base_lr=|did you mean 'lr_max'"))
 
 @pytest.mark.parametrize('case', late)
 def test_what_a_fit_refuses_it_refuses_before_its_first_step(case):

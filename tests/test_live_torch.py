@@ -108,13 +108,16 @@ def test_autograd_function_saves_it(m):
 
 # --- modules
 
-def test_another_parameter_is_refused(m):
-    "At once, with a way out, and the model is as before; a plain tensor by torch's own error"
+def test_another_parameter_is_masked_and_stored_live(m):
+    "At the next forward; a plain tensor is refused by torch, and the model is as before"
     y,p = m(x),m[0].weight
-    for new in (nn.Parameter(torch.ones(16, 6)), torch.ones(16, 6)):
-        with pytest.raises((RuntimeError,TypeError)): m[0].weight = new
-        assert m[0].weight is p
+    with pytest.raises(TypeError): m[0].weight = torch.ones(16, 6)
+    assert m[0].weight is p
     torch.testing.assert_close(m(x), y)
+    m[0].weight = nn.Parameter(torch.ones(16, 6))
+    m(x)
+    assert type(m[0].weight) is type(p)
+    torch.testing.assert_close(m[0](x), F.linear(x, m[0].weight_mask.float(), m[0].bias))
 
 def test_its_own_parameter_may_be_assigned(m):
     "As libraries do that tie or re-register weights"
