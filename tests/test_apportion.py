@@ -114,3 +114,7 @@ def test_lifted_counts_keep_the_total_and_meet_their_floors(counts):
 def test_regrowth_by_hand(shares, total, room, grown):
     "In proportion to the shares, but to the room at most; a share of zero gets what the others have no room for"
     assert regrow_counts(shares, total, room)==grown
+
+def test_sparsities_that_nearly_amount_to_the_model_s_are_meant_to():
+    "31 weights at .50001 are 15.4997; half of them, which rounds to 16, where the model's sparsity is .5"
+    assert live_counts([31], [.50001], .5)==[16] and live_counts([31], [.50001])==[15]

@@ -392,3 +392,14 @@ def test_interval_is_an_integer():
 def test_interval_refuses(bad):
     "Law 10: what is no number of steps"
     with pytest.raises(ValueError, match='whole number from 1'): Interval(bad)
+
+def test_an_interval_of_a_short_run_by_hand():
+    "The last step that may bring an update over thirty: 749, 750 of .751, and 300 where only the end of the run bounds it"
+    resolve = Interval(100).resolve
+    assert resolve(1000)==24 and resolve(1000, .751)==25 and resolve(302, 1., replaces=False)==10
+    assert resolve(100)==10 and resolve(100, replaces=False)==2 and Interval(7).resolve(10_000)==7
+
+def test_times_by_hand():
+    "Where no fraction of the run is given, updates end at three quarters; an interval of one is each step"
+    assert update_due(70, 10, 100) and not update_due(80, 10, 100)
+    assert [FreqSchedule(1).bind()(t) for t in range(3)]==[True,True,True]

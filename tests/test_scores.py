@@ -230,3 +230,13 @@ def test_what_a_score_declares_can_not_be_written_to():
     average = needs_of(MeanGradient(3)).collector
     with pytest.raises(AttributeError): average.window = 1
     assert hash(average)==hash(needs_of(MeanGradient(3)).collector)
+
+def test_averages_by_hand():
+    "The mean of 2 and 4; a moving average of decay .5 is .5*1+.5*4 = 2.5, over 1-.5**2"
+    for average,expect in ((GradAverage('a'),3.), (GradAverage('b', decay=.5),2.5/.75), (GradAverage('c', power=2),10.)):
+        memo = average.add(average.add(None, torch.tensor([2.])), torch.tensor([4.]))
+        assert average.value(memo).item()==pytest.approx(expect)
+
+def test_the_first_draw_of_a_sample_by_hand():
+    "Four of the seven dead ones are wanted: of ten places that is ten times 4/7, rounded up"
+    assert len(next(DeadWeightSampler(1., 'live').places(10, 4, 1)))==6
