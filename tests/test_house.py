@@ -236,7 +236,7 @@ counts = dict(**densities('core', core), **densities('all', lambda: modules), we
     past_contract=lambda: len(past_contract()))
 
 limits = dict(core_per_line=7.3, core_dense=12.7, core_wide=1.6, core_nested=.7, core_walrus=.7, core_nodes=33813, core_for_if=0, core_conditions=0,
-    all_per_line=8.3, all_dense=16.8, all_wide=3.4, all_nested=.9, all_walrus=.8, all_nodes=146721, all_for_if=1, all_conditions=1,
+    all_per_line=8.3, all_dense=16.8, all_wide=3.4, all_nested=.9, all_walrus=.8, all_nodes=146720, all_for_if=1, all_conditions=1,
     weights_nodes=10454, attributes=174, members=22, members_most=19, step_calls=108, step_files=13, update_calls=755, update_files=24,
     sparsify_calls=725, sparsify_files=25, circles=0, up=0, names_median=6, names_most=32, writes_train=4.3, writes_weights=6.6, kinds=3, frames=0,
     classes=2, private=4, raises=3.21, contract=49, past_contract=43)

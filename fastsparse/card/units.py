@@ -37,10 +37,11 @@ def grown_score(
     n:int, # How many blocks will grow
 ) -> torch.Tensor: # One row
     "The grow score of each block"
-    if score.f is random_score: return torch.rand(kept.shape, generator=score.asked['generator'], device='cpu').to(kept.device)
+    draw = score.asked['generator']
+    if score.f is random_score: return torch.rand(kept.shape, generator=draw, device='cpu').to(kept.device)
     size = gradients_of(score.weight, structure)
     if score.f is gradient_magnitude: return size
-    at = score.needs.sample.draw(kept, n, score.asked['generator'])
+    at = score.needs.sample.draw(kept, n, draw)
     return put_(torch.zeros_like(size), at, size.take(at))
 
 # %% ../../nbs/507_card.units.ipynb #f1b2f009
@@ -48,7 +49,7 @@ def choose_units(tally, keep_score, grow_score, kept, target, budget=None):
     "As `choose` of `train.moves`, for a weight with blocks"
     structure = tally.structure
     shape = tally.shape
-    mask = tally.weight.full_mask()
+    mask = keep_score.mask
     live = structure.split(mask).any(-1)
     (*_,n_entries) = structure.layout(shape)[-1]
     n = structure.units_per_group(shape, target)
@@ -65,7 +66,8 @@ def choose_units(tally, keep_score, grow_score, kept, target, budget=None):
 def has_units(tally, grow_score):
     "Can this weight be chosen for by its blocks?"
     known = grow_score is None or grow_score.f in (random_score,gradient_magnitude) or isinstance(grow_score.f, SampledGradient)
-    return known and type(tally.structure) is Block and tally.structure.lie==Block.lie and isinstance(tally.structure.reduce, str)
+    structure = tally.structure
+    return known and type(structure) is Block and structure.lie==Block.lie and isinstance(structure.reduce, str)
 
 def choose_blocks(
     jobs:list, # Tuples of the arguments of `choose` of `train.moves`

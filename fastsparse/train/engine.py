@@ -299,7 +299,7 @@ def before_step(self:SparseEngine,
     now = {group:t for group,t in waiting.items() if group not in later}
     updated = self.update_groups(now) if now else []
     replaced = any([group.method.replaces for group in updated])
-    if not replaced: self.later = later  # a step that is replaced leaves no gradient, so these wait for the next one
+    self.later = {} if replaced else later  # a step that is replaced leaves no gradient, so these wait for the next one
     return replaced
 
 @patch
